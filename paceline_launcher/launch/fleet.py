@@ -242,14 +242,6 @@ class Fleet:
         for child in (*self.running(workers=False), *self.running(workers=True)):
             child.kill()
 
-    def others_of(self, process: FleetProcess) -> list[str]:
-        """Workers on all nodes that do the same as this one."""
-        pool, name = process.role, process.worker_id
-        if pool == RANK:
-            pool = POLICY
-        here = [p.name for p in self._active() if p.role == pool]
-        return [other for other in self.workers.everywhere(pool, here) if other != name]
-
     def record_of(self, spec: ChildSpec) -> ProcessRecord:
         for record in self.record.processes:
             if record.name == spec.name:
@@ -268,7 +260,6 @@ class Fleet:
             self.record.write(self.record_dir)
         except OSError as error:
             if not can_pass(error):
-                # The watch over the run directory says what happened to it.
                 self.note(f"{FILE} cannot be written: {in_words(error, self.record_dir)}")
             elif self._writing is None or self._writing.done():
                 self._writing = asyncio.create_task(self._write_later())

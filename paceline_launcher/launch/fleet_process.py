@@ -2,9 +2,9 @@
 
                     ┌───────── restart ──────────┐
                     ▼                            │
-    ENDED ──► STARTING ──► RUNNING ──► ended? ──► WAITING
-      ▲ ▲                     │  ▲        ├──► GIVEN_UP
-      │ │                     ▼  │ drained└──► ENDED: the run is over
+    ENDED ──► STARTING ──► RUNNING ──► ended? ──► WAITING ──► ENDED: the run is over
+      ▲ ▲                     │
+      │ │                     ▼ drained
       │ └──── NO_GPU       LEAVING
       └───────────────────────┘
 
@@ -47,7 +47,6 @@ class State(Enum):
     RUNNING = "running"  # its process runs
     LEAVING = "leaving"  # its process runs and was asked to leave: its end is no failure
     WAITING = "waiting"  # its process has ended; the restart policy has or will start it again
-    GIVEN_UP = "given_up"  # it ended while fleet.restart is off: it is never started again
 
 
 ACTIVE = (State.STARTING, State.RUNNING, State.LEAVING, State.WAITING)
@@ -57,8 +56,7 @@ NEXT = {
     State.STARTING: {State.RUNNING, State.ENDED},
     State.RUNNING: {State.LEAVING, State.WAITING, State.ENDED},
     State.LEAVING: {State.ENDED},
-    State.WAITING: {State.STARTING, State.GIVEN_UP, State.ENDED},
-    State.GIVEN_UP: set(),
+    State.WAITING: {State.STARTING, State.ENDED},
 }
 
 
@@ -156,8 +154,7 @@ class FleetProcess:
         except OSError as error:
             fleet.fail(f"{self.name} cannot be started: {in_words(error, spec.log)}")
         finally:
-            if self.state is not State.GIVEN_UP:
-                self.move(State.ENDED)
+            self.move(State.ENDED)
 
     async def _started(self, spec: ChildSpec) -> Child | None:
         """A new process; None if the fleet ends, or this node leaves, before its ranks can meet."""
@@ -229,12 +226,6 @@ class FleetProcess:
             else:
                 line = f". Its last line: {last}" if last and code > 0 else ""
                 fleet.fail(f"{self.name} ended ({how}) and {why}{line} (see {child.spec.log})")
-            return False
-        if not fleet.config.fleet.restart:
-            fleet.note(f"{self.name} ended ({how}); fleet.restart is off")
-            self.move(State.GIVEN_UP)
-            if not fleet.others_of(self):
-                fleet.fail(f"the last {self.role} process, {self.name}, ended ({how})")
             return False
         when = f"in {delay_s:g} s" if delay_s else "now"
         fleet.note(f"{self.name} ended ({how}); starting it again {when}")

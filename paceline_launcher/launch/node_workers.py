@@ -104,10 +104,6 @@ class NodeWorkers:
             numbers = _first_numbers(desired_of(status, pool), stay, leave)
         return {worker_name(pool, number) for number in numbers}
 
-    def everywhere(self, pool: str, here: Iterable[str]) -> list[str]:
-        """Workers of ``pool`` on all nodes; ``here``: those of this node."""
-        return list(here) if self.placement is None else self.placement.names(pool)
-
     def _gpus_of(self, name: str) -> set[int]:
         place = self.place_of(name)
         part = place.part_on(self.node) if place is not None else None

@@ -159,7 +159,7 @@ async def test_what_the_cluster_has_no_room_for_is_said_and_taken_back(
 
 
 @needs_ray
-async def test_a_worker_whose_actor_gives_no_answer_is_left_in_peace(
+async def test_a_worker_is_left_in_peace_by_a_silent_actor_and_ends_with_a_dead_one(
     cluster: str, tmp_path: Path
 ) -> None:
     async with placing(tmp_path, cluster, "silent") as (provider, drained):
@@ -180,14 +180,8 @@ async def test_a_worker_whose_actor_gives_no_answer_is_left_in_peace(
         await provider.converge(wanted(("rollout-0", "running", pid), rollout=0))
         assert drained == ["rollout-0"]
         assert await placed(provider, 1) == {"rollout-0": pid}
-
-
-@needs_ray
-async def test_an_actor_that_ends_takes_its_worker_with_it(cluster: str, tmp_path: Path) -> None:
-    async with placing(tmp_path, cluster, "ended") as (provider, _):
-        await first_answer(provider, wanted(rollout=1))
-        pid = (await placed(provider, 1))["rollout-0"]
-        psutil.Process(pid).parent().kill()  # type: ignore[union-attr]
+        # An actor that ends takes its worker with it.
+        actor.kill()
         await _until(lambda: not _alive(pid))
         await provider.converge(wanted(rollout=1))
         assert (await placed(provider, 1))["rollout-0"] != pid

@@ -147,17 +147,6 @@ def test_a_job_goes_on_when_a_node_is_killed_and_when_it_is_queued_again_at_its_
     assert (job.run_dir / "slurm.toml").stat().st_mode & 0o77 == 0
 
 
-def test_a_failed_run_fails_its_job(made: list[SlurmJob], tmp_path: Path) -> None:
-    config = write_run(tmp_path, model={"path": str(tmp_path / "model"), "device": "cpu"})
-    job = SlurmJob(tmp_path, config)
-    made.append(job)
-    (tmp_path / "train.jsonl").unlink()
-    job.start()
-    assert job.wait() == 2, job.said()
-    assert str(tmp_path / "train.jsonl") in job.said()
-    assert not any(call.startswith("requeue") for call in job.calls())
-
-
 def blocks_of_the_page() -> tuple[str, str]:
     """Shell texts of docs/clusters.md: the controllers' job, and a worker's."""
     page = (ROOT / "docs" / "clusters.md").read_text()

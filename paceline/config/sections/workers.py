@@ -206,8 +206,6 @@ class FleetConfig(Section):
         Positive, Fixed("failed attempts of tasks under way are counted by it")
     ] = 3
     """Failed attempts after which a task is quarantined."""
-    restart: bool = True
-    """`paceline up` restarts a process that died."""
     max_restarts: Positive = 20
     """Restarts of one process within ten minutes after which the run is declared failed."""
 

@@ -104,6 +104,16 @@ async def nodes_of(
         yield fleets
 
 
+@asynccontextmanager
+async def second_node(run_dir: Path, **states: str) -> AsyncIterator[tuple[Fleet, Ledger]]:
+    """Node 1 alone, which knows where rank 0 of policy-0 is."""
+    ledger = Ledger()
+    ledger.now(**states)
+    publish_point(run_dir, "policy-0", "10.0.0.1")
+    async with nodes_of(run_dir, ledger, only=(1,)) as (second,):
+        yield second, ledger
+
+
 def pids(fleet: Fleet) -> dict[str, int]:
     return {child.spec.name: child.pid for child in fleet.running(workers=True)}
 
@@ -140,9 +150,7 @@ async def test_every_rank_is_started_with_its_place_and_meets_the_others_where_r
 
 
 async def test_ranks_follow_when_rank_0_comes_back_on_another_host(tmp_path: Path) -> None:
-    ledger = Ledger()
-    publish_point(tmp_path, "policy-0", "10.0.0.1")
-    async with nodes_of(tmp_path, ledger, only=(1,)) as (second,):
+    async with second_node(tmp_path) as (second, ledger):
         second.start_workers()
         assert (await environment_of(tmp_path, "policy-0.2"))["MASTER_ADDR"] == "10.0.0.1"
         before = pids(second)
@@ -162,9 +170,7 @@ async def test_the_end_of_another_rank_is_no_failure_of_this_one(
     0 keeps dying."""
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.0)
     monkeypatch.setattr(Scripts, "by_name", {"policy-0.2": ENDS.format(status=1)})
-    ledger = Ledger()
-    publish_point(tmp_path, "policy-0", "10.0.0.1")
-    async with nodes_of(tmp_path, ledger, only=(1,)) as (second,):
+    async with second_node(tmp_path) as (second, ledger):
         second.start_workers()
 
         def starts() -> int:
@@ -178,9 +184,7 @@ async def test_the_end_of_another_rank_is_no_failure_of_this_one(
 async def test_a_rank_that_something_kills_is_a_fault_with_a_cause_and_comes_back(
     tmp_path: Path,
 ) -> None:
-    ledger = Ledger()
-    publish_point(tmp_path, "policy-0", "10.0.0.1")
-    async with nodes_of(tmp_path, ledger, only=(1,)) as (second,):
+    async with second_node(tmp_path) as (second, ledger):
         second.start_workers()
         await until(lambda: "policy-0.3" in pids(second))
         first = pids(second)["policy-0.3"]
@@ -190,9 +194,7 @@ async def test_a_rank_that_something_kills_is_a_fault_with_a_cause_and_comes_bac
 
 
 async def test_ranks_end_with_their_replica_and_are_not_started_again(tmp_path: Path) -> None:
-    ledger = Ledger()
-    publish_point(tmp_path, "policy-0", "10.0.0.1")
-    async with nodes_of(tmp_path, ledger, only=(1,)) as (second,):
+    async with second_node(tmp_path) as (second, ledger):
         second.start_workers()
         await until(lambda: len(pids(second)) == 2)
         ledger.status.desired["policy"] = 0
@@ -207,10 +209,7 @@ async def test_a_rank_that_ends_well_is_started_again_only_if_its_replica_is_wan
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Scripts, "by_name", {"policy-0.2": ENDS.format(status=0)})
-    ledger = Ledger()
-    ledger.now(policy_0="stopped")
-    publish_point(tmp_path, "policy-0", "10.0.0.1")
-    async with nodes_of(tmp_path, ledger, only=(1,)) as (second,):
+    async with second_node(tmp_path, policy_0="stopped") as (second, ledger):
         second.start_workers()
         await until(lambda: second.worker_names() == ["policy-0.3"])
         # The number of the replica is free again, and the replica is wanted.
@@ -222,9 +221,7 @@ async def test_a_rank_that_ends_well_is_started_again_only_if_its_replica_is_wan
 async def test_a_node_that_leaves_drains_its_replica_and_starts_nothing_more(
     tmp_path: Path,
 ) -> None:
-    ledger = Ledger()
-    publish_point(tmp_path, "policy-0", "10.0.0.1")
-    async with nodes_of(tmp_path, ledger, only=(1,)) as (second,):
+    async with second_node(tmp_path) as (second, ledger):
         second.start_workers()
         await until(lambda: len(pids(second)) == 2)
         await second.leave()

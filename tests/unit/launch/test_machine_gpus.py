@@ -1,13 +1,16 @@
-"""GPUs of one machine: who gets which, and when they are free again."""
+"""GPUs of one machine: how many there are, who gets which, and when they are free again."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.config.schema import Config
-from paceline_launcher.node_placement import MachineGpus, machine_gpus, shown
+from paceline_launcher.node_placement import MachineGpus, machine_gpus, shown, visible_gpus
+from paceline_launcher.preflight.findings import Finding, Start
+from paceline_launcher.preflight.machine import gpu_placement
 
 
 def config_of(**fleet: Any) -> Config:
@@ -66,3 +69,54 @@ def test_gpus_are_given_out_if_workers_compute_on_them(device: str, seen: str, g
 def test_a_worker_without_need_of_a_gpu_sees_what_the_machine_has() -> None:
     assert shown(()) == {}
     assert shown(("4", "GPU-7")) == {"CUDA_VISIBLE_DEVICES": "4,GPU-7"}
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        ("2,3", ("2", "3")),
+        ("GPU-8d1c, GPU-77aa", ("GPU-8d1c", "GPU-77aa")),
+        ("", ()),
+        ("-1", ()),
+        ("0,-1,1", ("0",)),
+    ],
+)
+def test_the_variable_names_those_that_a_process_may_use(
+    named: str, seen: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}, tmp_path) == seen
+
+
+def test_without_the_variable_the_device_files_are_counted(tmp_path: Path) -> None:
+    # Those of a container that got the third and the eighth GPU of its machine.
+    for name in ("nvidia2", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ("0", "1")
+
+
+def placement(config: Config, seen: str, **start: bool) -> list[Finding]:
+    here = Start(config, Path("runs/r"), **{"here": True, **start})
+    return list(gpu_placement(here, {"CUDA_VISIBLE_DEVICES": seen}))
+
+
+def test_each_worker_is_named_with_its_gpus() -> None:
+    (check,) = placement(config_of(policy_ranks=2), "1,3,5,7")
+    assert check.state == "ok"
+    assert check.found.endswith("policy-0 1,3; rollout-0 5; rollout-1 7")
+
+
+def test_too_few_gpus_are_a_warning_that_says_who_shares() -> None:
+    (check,) = placement(config_of(policy_ranks=2), "0,1,2")
+    assert check.state == "warn"
+    assert check.found.endswith("policy-0 0,1; rollout-0 2; rollout-1 0")
+    assert "paceline node" in check.remedy
+
+
+@pytest.mark.parametrize("seen", ["", "0,1,2"])
+def test_nothing_is_said_about_machines_whose_gpus_do_not_matter(seen: str) -> None:
+    config = config_of(provider="none") if seen else config_of()
+    assert placement(config, seen) == []
+    assert placement(config_of(), "0,1,2,3", placed=True) == []
+    on_cpus = config.model.model_copy(update={"device": "cpu"})
+    assert not placement(config_of().model_copy(update={"model": on_cpus}), seen)
