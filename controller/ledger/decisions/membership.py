@@ -17,7 +17,7 @@ from controller.ledger.decisions.faults import (
     record_early_end,
 )
 from controller.ledger.decisions.leases import release
-from controller.ledger.decisions.links import renew_link
+from controller.ledger.decisions.links import send_again
 from controller.ledger.decisions.mesh import lose_member
 from controller.ledger.decisions.rejections import blame, drop_from_step
 from controller.ledger.decisions.standby_workers import desired_spares
@@ -212,7 +212,7 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
         lose_member(d, MeshEnd.LOST_COMMIT, detail)
     if TRAITS[worker.role].receives:
         # A new link begins with what its receiver should have.
-        renew_link(d, worker)
+        send_again(d, [worker.worker_id], lost_commit=True)
 
 
 def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import CommandRefused, Decider, of_worker
-from controller.ledger.decisions.links import take_back
+from controller.ledger.decisions.links import send_again
 from controller.ledger.enums import Phase, Role, VoteOutcome
 from controller.ledger.specs import GroupMeta, StatValue, StepSettings
 from controller.ledger.state.fleet import Mesh, Worker
@@ -159,7 +159,7 @@ def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None
         receivers = tuple(receiver for receiver in s.fleet.links if receiver in below)
         if receivers:
             d.emit(ev.WeightsWithdrawn(worker_id, version, receivers))
-            take_back(d, receivers)
+            send_again(d, receivers)
 
 
 def _void(d: Decider, record: Checkpoint) -> None:
