@@ -59,12 +59,7 @@ class Verdict(NamedTuple):
 
 @of_worker
 def lease(
-    d: Decider,
-    now: float,
-    worker: Worker,
-    lease_seq: int,
-    max_tasks: int,
-    loaded_version: Version,
+    d: Decider, now: float, worker: Worker, lease_seq: int, max_tasks: int, loaded_version: Version
 ) -> LeaseResult:
     """Idempotent by ``lease_seq``: only the newest is remembered."""
     state = d.state
