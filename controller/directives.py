@@ -10,8 +10,8 @@ from controller.ledger.enums import TRAITS, Lifecycle, Phase, Role
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
-from controller.ledger.views.group_views import reward_totals
-from controller.ledger.views.views import due_checkpoint, is_leased
+from controller.ledger.step_metrics import reward_totals
+from controller.ledger.views import due_checkpoint, is_leased
 from controller.proto_encoding import message_of
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2

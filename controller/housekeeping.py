@@ -20,7 +20,7 @@ from controller.ledger import Ledger
 from controller.ledger.codec import encode
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
-from controller.ledger.views.views import live_payloads, may_need, running_attempts, unfinished
+from controller.ledger.views import live_payloads, may_need, running_attempts, unfinished
 from controller.projector import answer_of
 from controller.runtime import NotLeading
 from controller.store.group_commit import CommitBatch, GroupCommit

@@ -34,7 +34,7 @@ from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import Command, CommandRefused
 from controller.ledger.events import RunFailed, RunFinished, StepCommitted
 from controller.ledger.state.fleet import Worker
-from controller.ledger.views.views import may_need
+from controller.ledger.views import may_need
 from controller.runtime import LongPolls, NotLeading, cancel_all
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from controller.ledger import views
 from controller.ledger.enums import Kind
 from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
-from controller.ledger.views import views
-from controller.ledger.views.group_views import place_of, staleness_of, step_of_task
+from controller.ledger.views import staleness_of, step_of_task
 from paceline.ids import Step, TaskId
 from paceline.observe.groups import FACTS, GroupSummary
 from paceline.payloads.store import PayloadStore
@@ -27,7 +27,7 @@ FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENG
 
 def facts_of(state: State, task: Task, facts: GroupMeta, step: Step) -> dict[str, Any]:
     """The fields of a GroupSummary. ``step``: the one that trains it; 0: not known yet."""
-    epoch, row = place_of(state, task.task_id)
+    epoch, row = state.run.order.place(task.ordinal)
     return {
         **{name: getattr(facts, name) for name in FACTS},
         "group_id": task.task_id,

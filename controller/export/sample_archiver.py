@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from controller.export.group_content import FillTexts, content_of, facts_of
 from controller.ledger.state.state import State
-from controller.ledger.views.group_views import place_of
+from controller.ledger.state.tasks import ordinal_of
 from paceline.config.sections.services import ArchiveConfig
 from paceline.dataset.data_order import mix
 from paceline.ids import Step, TaskId
@@ -123,7 +123,7 @@ class SampleArchiver:
         # An evaluation's task is of no row of the training data.
         if not facts or not task_id.startswith("t"):
             return
-        epoch, row = place_of(state, task_id)
+        epoch, row = state.run.order.place(ordinal_of(task_id))
         about = {"group_id": task_id, "epoch": epoch, "dataset_row": row, "t": t}
         about |= {"state": "dropped", "reason": dropped["reason"], "step": state.versions.step}
         self._steps.append(_Step({task_id: {**facts, **about}}, [], 0))

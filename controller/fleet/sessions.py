@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from controller.directives import Grounds, directive_grounds, directive_of
 from controller.ledger import Ledger
-from controller.ledger.views.views import owns_all
+from controller.ledger.views import owns_all
 from paceline.ids import TaskId
 from paceline.v1 import worker_pb2
 

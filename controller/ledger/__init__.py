@@ -10,7 +10,7 @@
 - ``decisions/`` has a file for each: ``leases``, ``steps``, ``membership``, ``mesh``, ``run``. A
   command is a decision with its arguments. A decision reads the state, refuses or emits events, and
   changes nothing itself.
-- ``views/`` are what the shell reads; ``invariants`` are checked after every event.
+- ``views`` are what the shell reads; ``invariants`` are checked after every event.
 """
 
 from controller.ledger.ledger import BrokenInvariant, Ledger

@@ -8,11 +8,11 @@ from statistics import median
 from typing import Any
 
 from controller.diagnosis.collect import headline
+from controller.ledger import views
 from controller.ledger.enums import Role
 from controller.ledger.state.state import State
-from controller.ledger.views import views
-from controller.ledger.views.age_metrics import RESPONSE_TOKENS, token_ages_of
-from controller.ledger.views.group_views import staleness_of
+from controller.ledger.step_metrics import RESPONSE_TOKENS, token_ages_of
+from controller.ledger.views import staleness_of
 from controller.replicated_controller import Controller
 from paceline.observe.progress import seconds_left
 from paceline.observe.redaction import Redactor

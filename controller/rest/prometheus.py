@@ -14,8 +14,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from controller.ledger.views import views
-from controller.ledger.views.age_metrics import token_ages_of
+from controller.ledger import views
+from controller.ledger.step_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import StepRate
 from controller.status import status_of

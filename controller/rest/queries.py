@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from controller.diagnosis.collect import headline, why_of
 from controller.export.group_content import GroupGone, stored_group, stored_groups
-from controller.ledger.views import views
+from controller.ledger import views
 from controller.replicated_controller import Controller
 from controller.rest import schemas
 from controller.rest.data_flow import StepRate, flow, workers_by_pool

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from controller.ledger import BrokenInvariant, Ledger
 from controller.ledger.events import from_json
-from controller.ledger.views.views import counts, live_payloads
+from controller.ledger.views import counts, live_payloads
 from controller.store.journal import START, Entry, Journal, LedgerSnapshot, Position
 from controller.store.ledger_follower import coverage_of, totals_of
 from controller.store.redis_keys import Keys

@@ -18,7 +18,7 @@ from controller.ledger.state.state import State
 from controller.ledger.state.steps import OpenStep, assign_shards
 from controller.ledger.state.token_ages import too_old
 from controller.ledger.state.versions import Checkpoint
-from controller.ledger.views.metrics import step_metrics
+from controller.ledger.step_metrics import step_metrics
 from paceline.errors import RefusalCode
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.observe.vocabulary import MeshEnd

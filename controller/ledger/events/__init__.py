@@ -17,7 +17,6 @@ from controller.ledger.codec import decode, encode
 from controller.ledger.events.event import TYPES as TYPES
 from controller.ledger.events.event import Event as Event
 from controller.ledger.events.event import Topic as Topic
-from controller.ledger.events.faults import *
 from controller.ledger.events.fleet import *
 from controller.ledger.events.run import *
 from controller.ledger.events.steps import *

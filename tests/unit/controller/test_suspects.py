@@ -5,10 +5,9 @@ import random
 
 import pytest
 
-from controller.ledger import Ledger
+from controller.ledger import Ledger, views
 from controller.ledger import decisions as cmd
 from controller.ledger.state.tasks import SUSPECT_DEATHS
-from controller.ledger.views import views
 from testbed.simulator.cluster import Shape
 from testbed.simulator.world import World
 from tests.fixtures.ledgers import Driven, run_spec

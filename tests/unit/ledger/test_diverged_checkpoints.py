@@ -2,10 +2,9 @@
 
 import json
 
-from controller.ledger import Ledger
+from controller.ledger import Ledger, views
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
-from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from controller.ledger import Ledger
+from controller.ledger import Ledger, views
 from controller.ledger.decisions.held_out import spared
 from controller.ledger.state.evals import EvalRound, Evals
-from controller.ledger.views import views
 from paceline.ids import Step, Version
 from tests.fixtures.ledgers import Driven
 

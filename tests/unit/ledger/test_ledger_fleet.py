@@ -2,12 +2,11 @@
 
 import pytest
 
-from controller.ledger import Ledger
+from controller.ledger import Ledger, views
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.enums import Role
 from controller.ledger.specs import WorkerSpec
-from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven, group, run_spec
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger import views
 from controller.ledger.specs import StatValue
 from controller.ledger.state.steps import assign_shards
-from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
-from controller.ledger.views import views
+from controller.ledger import views
 from paceline.dataset.data_order import task_row, task_seed
 from tests.fixtures.ledgers import Driven, group
 

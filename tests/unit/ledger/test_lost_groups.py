@@ -4,8 +4,8 @@ trained."""
 import pytest
 
 from controller.ledger import events as ev
+from controller.ledger import views
 from controller.ledger.state.tasks import TaskState
-from controller.ledger.views import views
 from tests.unit.ledger.test_rejected_groups import back, fleet, reject, shard_of
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger import views
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.enums import GroupFault
-from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
 

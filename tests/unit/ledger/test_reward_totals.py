@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from controller.ledger.specs import GroupMeta
-from controller.ledger.views.group_views import reward_totals
+from controller.ledger.step_metrics import reward_totals
 from paceline.payloads.group_limits import GroupLimits
 from policy_worker.objectives.batch import StepTotals
 from tests.fixtures.group_meta import accepted

@@ -5,8 +5,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from controller.ledger import views
 from controller.ledger.specs import LeasedTask
-from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
 STEPS, BATCH, TRAIN_S, SIGMA = 60, 16, 0.3, 1.0

@@ -4,8 +4,8 @@ import pytest
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger import views
 from controller.ledger.enums import SuspendStage
-from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
 

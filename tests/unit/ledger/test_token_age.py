@@ -7,9 +7,9 @@ import pytest
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger import views
 from controller.ledger.codec import decode, encode
 from controller.ledger.specs import RunSpec, StatValue
-from controller.ledger.views import views
 from paceline.ids import TaskId
 from paceline.v1 import policy_pb2
 from tests.fixtures.ledgers import Driven, run_spec

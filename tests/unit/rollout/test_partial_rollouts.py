@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from controller.ledger.enums import Kind
-from controller.ledger.views.views import oldest_fresh
+from controller.ledger.views import oldest_fresh
 from paceline.ids import TaskId
 from paceline.payloads.group_limits import Invalid
 from paceline.payloads.store import Payloads, Ref, StoreFull, partial_ref

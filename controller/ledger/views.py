@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from controller.ledger.enums import Kind, Phase
 from controller.ledger.state.state import State
-from controller.ledger.state.tasks import TaskState
+from controller.ledger.state.tasks import Task, TaskState
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 Ref = tuple[TaskId, int]  # (task id, attempt)
@@ -168,3 +168,22 @@ def may_need(state: State, ref: Ref) -> bool:
 def running_attempts(state: State) -> set[Ref]:
     """All attempts whose group may still be accepted."""
     return {(t.task_id, t.attempt) for t in state.tasks.records.values() if t.leased}
+
+
+def step_of_task(state: State) -> dict[TaskId, Step]:
+    """Task id to the step that trains it, for tasks in or past a step."""
+    book = state.steps
+    found = {task_id: step for step, ids in book.history.items() for task_id in ids}
+    found.update({task_id: step for step, ids in book.replay.items() for task_id in ids})
+    if book.open is not None:
+        found.update(dict.fromkeys(book.open.groups, book.open.step))
+    return found
+
+
+def staleness_of(state: State, task: Task, step: int) -> int:
+    """Staleness of the group's oldest token at ``step``; 0: at the next step to open."""
+    if task.group is None:
+        return 0
+    opened = 1 if state.steps.open is not None else 0
+    at = step or state.versions.step + 1 + opened
+    return state.versions.staleness(task.group.min_version, Step(at))

@@ -1,1 +1,0 @@
-"""Directives, plans, metrics and reports of the ledger's state. Pure."""
