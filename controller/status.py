@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from controller.leader import Leader
@@ -14,9 +14,37 @@ from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from controller.proto_encoding import ROLES, message_of
 from controller.replicated_controller import Controller
+from paceline.ids import MeshEpoch, Step, Version
 from paceline.v1 import admin_pb2
 
 SILENT_S = 5.0  # A controller renews its entry in Redis every second
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    run_id: str
+    run_name: str
+    phase: str
+    """waiting, running, paused, stopping, finished or failed."""
+    reason: str
+    leader: str
+    term: int
+    step: Step
+    total_steps: int
+    version: Version
+    mesh_epoch: MeshEpoch
+    tasks: views.TaskCounts
+    desired: dict[str, int]
+    metrics: dict[str, float]
+    failovers: int
+    mesh_rebuilds: int
+    parity_failures: int
+    rollbacks: int
+    checkpoint_step: Step
+    samples_trained: int
+    tokens_trained: int
+    reward_trouble: str = ""
+    """Held-out rewards fall, or the training reward is exploited; with the remedy. Empty: no."""
 
 
 def status_of(controller: Controller) -> admin_pb2.StatusReply:
@@ -53,19 +81,31 @@ def setting_changes(changes: Mapping[str, SettingChange]) -> list[admin_pb2.Sett
     ]
 
 
-def status_view(controller: Controller) -> views.StatusView:
-    """The ledger's status; before the run has begun with its name and what it waits for."""
-    config, view, trouble = (
-        controller.config,
-        views.status(controller.state),
-        trouble_of(controller),
-    )
-    return replace(
-        view,
+def status_view(controller: Controller) -> StatusView:
+    """Before the run has begun: its name, and what it waits for."""
+    config, state, trouble = controller.config, controller.state, trouble_of(controller)
+    spec = state.run_spec
+    return StatusView(
         run_id=config.run.name,
         run_name=config.run.name,
-        phase=view.phase if controller.state.ended or not trouble else trouble,
-        total_steps=view.total_steps or config.train.steps or 0,
+        phase=views.phase(state) if state.ended or not trouble else trouble,
+        reason=state.reason,
+        leader=state.leader,
+        term=state.term,
+        step=state.versions.step,
+        total_steps=spec.steps if spec else config.train.steps or 0,
+        version=state.versions.version,
+        mesh_epoch=state.fleet.mesh_epoch,
+        tasks=views.counts(state),
+        desired=dict(state.desired),
+        metrics=dict(state.steps.metrics),
+        failovers=state.failovers,
+        mesh_rebuilds=state.fleet.mesh_rebuilds,
+        parity_failures=state.fleet.parity_failures,
+        rollbacks=state.versions.rollbacks,
+        checkpoint_step=state.versions.checkpoint.step,
+        samples_trained=state.steps.samples_trained,
+        tokens_trained=state.steps.tokens_trained,
         reward_trouble=controller.context.projector.glance.reward_trouble,
     )
 

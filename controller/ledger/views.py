@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from controller.ledger.enums import Kind, Phase
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
-from paceline.ids import MeshEpoch, Step, TaskId, Version
+from paceline.ids import Step, TaskId, Version
 
 Ref = tuple[TaskId, int]  # (task id, attempt)
 
@@ -22,33 +22,6 @@ class TaskCounts:
     in_step: int
     trained: int
     dropped: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StatusView:
-    run_id: str
-    run_name: str
-    phase: str
-    """waiting, running, paused, stopping, finished or failed."""
-    reason: str
-    leader: str
-    term: int
-    step: Step
-    total_steps: int
-    version: Version
-    mesh_epoch: MeshEpoch
-    tasks: TaskCounts
-    desired: dict[str, int]
-    metrics: dict[str, float]
-    failovers: int
-    mesh_rebuilds: int
-    parity_failures: int
-    rollbacks: int
-    checkpoint_step: Step
-    samples_trained: int
-    tokens_trained: int
-    reward_trouble: str = ""
-    """Held-out rewards fall, or the training reward is exploited; with the remedy. Empty: no."""
 
 
 def due_checkpoint(state: State) -> Step:
@@ -98,32 +71,6 @@ def phase(state: State) -> str:
     if state.paused:
         return "paused"
     return "running" if state.fleet.whole_mesh else "waiting"
-
-
-def status(state: State) -> StatusView:
-    spec = state.run_spec
-    return StatusView(
-        run_id=spec.run_id if spec else "",
-        run_name=spec.run_name if spec else "",
-        phase=phase(state),
-        reason=state.reason,
-        leader=state.leader,
-        term=state.term,
-        step=state.versions.step,
-        total_steps=spec.steps if spec else 0,
-        version=state.versions.version,
-        mesh_epoch=state.fleet.mesh_epoch,
-        tasks=counts(state),
-        desired=dict(state.desired),
-        metrics=dict(state.steps.metrics),
-        failovers=state.failovers,
-        mesh_rebuilds=state.fleet.mesh_rebuilds,
-        parity_failures=state.fleet.parity_failures,
-        rollbacks=state.versions.rollbacks,
-        checkpoint_step=state.versions.checkpoint.step,
-        samples_trained=state.steps.samples_trained,
-        tokens_trained=state.steps.tokens_trained,
-    )
 
 
 def payload_ref(state: State, task_id: TaskId) -> Ref | None:

@@ -14,11 +14,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from controller.ledger import views
 from controller.ledger.step_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import StepRate
-from controller.status import status_of
+from controller.status import StatusView, status_of, status_view
 from paceline.score_times import histogram_of
 from paceline.v1 import admin_pb2, common_pb2
 
@@ -83,7 +82,7 @@ class PrometheusMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         controller, state = self._controller, self._controller.state
-        view = views.status(state)
+        view = status_view(controller)
         committed_t = self._rate.last_commit_t if self._rate is not None else None
         yield _metric("leader", "1 if this controller leads", controller.leader is not None)
         yield _metric("term", "Term of leadership, as this controller knows it", view.term)
@@ -119,7 +118,7 @@ class PrometheusMetrics(Collector):
         yield from self._workers()
 
     @staticmethod
-    def _step(view: views.StatusView) -> Iterator[Metric]:
+    def _step(view: StatusView) -> Iterator[Metric]:
         # A metric that the run lacks has no value, so that every name can be looked up.
         for name in OF_STEP:
             help_text = f"{name} of the newest step, as docs/metrics.md defines it"
@@ -130,7 +129,7 @@ class PrometheusMetrics(Collector):
         ages = token_ages_of(view.metrics)
         yield _metric("token_age_share", "Trained tokens by age, in steps", ages, "age")
 
-    def _proposed(self, view: views.StatusView) -> Metric:
+    def _proposed(self, view: StatusView) -> Metric:
         leader = self._controller.leader
         counts = dict(view.desired) if leader is not None else {}
         if leader is not None and leader.proposal is not None:

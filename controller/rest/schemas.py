@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from starlette.exceptions import HTTPException
 
 from controller.ledger.state.settings import SettingChange
-from controller.ledger.views import StatusView
+from controller.status import StatusView
 from paceline.config.sections.scorers import PREFIX
 from paceline.observe.event_history import ListedEvent
 from paceline.observe.vocabulary import DOCUMENTED

@@ -25,10 +25,10 @@ def link_of(run: Driven, worker_id: str) -> ev.LinkAssigned:
 def test_a_resumed_run_has_a_new_leader_and_no_failover() -> None:
     run = Driven.fleet("r0")
     run.failover()
-    assert views.status(run.state).failovers == 1
+    assert run.state.failovers == 1
     run.observe("r0", "stopped")
     run.failover()
-    assert views.status(run.state).failovers == 1
+    assert run.state.failovers == 1
     assert Ledger.from_snapshot(run.ledger.to_snapshot()).state.failovers == 1
 
 
@@ -141,12 +141,12 @@ def test_a_parity_failure_is_recorded_once_and_counted_across_workers() -> None:
     run.failover()
     assert failed("r0", 3) == ["ParityFailed"], "a report was lost"
     assert failed("r1", 1) == ["ParityFailed"]
-    status = views.status(Ledger.from_snapshot(run.ledger.to_snapshot()).state)
-    assert status.parity_failures == 4
+    kept = Ledger.from_snapshot(run.ledger.to_snapshot()).state.fleet
+    assert kept.parity_failures == 4
     # Its next incarnation counts from the start.
     run.rollout("r0")
     assert failed("r0", 1) == ["ParityFailed"]
-    assert views.status(run.state).parity_failures == 5
+    assert run.state.fleet.parity_failures == 5
 
 
 def test_a_failed_load_is_recorded_once_and_forgotten_with_the_next_that_succeeds() -> None:
@@ -438,9 +438,8 @@ def test_a_failed_run_keeps_its_reason() -> None:
     run = Driven.fleet("p0", "r0")
     run.fill("r0", 4)
     run.do(cmd.stop("s", "policy-0 died 20 times", failed=True))
-    status = views.status(run.state)
-    assert (status.phase, status.reason) == ("failed", "policy-0 died 20 times")
-    assert status.tasks.dropped == {"run_ended": 4}
+    assert (run.state.phase, run.state.reason) == ("failed", "policy-0 died 20 times")
+    assert views.counts(run.state).dropped == {"run_ended": 4}
     with pytest.raises(cmd.CommandRefused) as refused:
         run.do(cmd.pause("p", True))
     assert refused.value.code == "stopped"
