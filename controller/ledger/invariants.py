@@ -3,11 +3,11 @@
 recomputes everything from the tasks."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from controller.ledger.decisions.standby_workers import missing_at_work
 from controller.ledger.enums import Kind, Phase, Role
-from controller.ledger.specs import LinkSpec
+from controller.ledger.state.fleet import Fleet
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import too_old, trained_tokens
@@ -155,15 +155,6 @@ def _versions(s: State) -> Iterator[str]:
         yield f"the newest checkpoint is of step {v.checkpoint.step}, after step {v.step}"
 
 
-def _publishers_of(links: Mapping[str, LinkSpec], receiver: str) -> list[str]:
-    """From whom it receives, and so on, up to the first that comes a second time."""
-    found: list[str] = []
-    while (link := links.get(receiver)) is not None and link.publisher not in found:
-        receiver = link.publisher
-        found.append(receiver)
-    return found
-
-
 def _fleet(s: State) -> Iterator[str]:
     f, newest = s.fleet, s.versions.version
     for worker in f.workers.values():
@@ -184,17 +175,17 @@ def _fleet(s: State) -> Iterator[str]:
     if sources and not over and (lost := [w for w in f.roots() if w.worker_id not in sources]):
         yield f"{lost[0].worker_id} sends weights and does not hold the newest state"
     for receiver in f.links:
-        if receiver in _publishers_of(f.links, receiver):
-            yield f"{receiver} receives from what hangs on itself"
+        found = [receiver]
+        while found[-1] in f.links and found[-1] not in found[:-1]:
+            found.append(f.links[found[-1]].publisher)
+        if found[-1] in f.links:
+            yield f"{receiver} receives from what hangs on itself, or its publisher does"
+    fresh = Fleet(workers=f.workers, links=f.links)
     for role in Role:
-        alive = [w.worker_id for w in f.workers.values() if w.role is role and w.alive]
-        if [w.worker_id for w in f.living(role)] != alive:
+        if f.living(role) != fresh.living(role):
             yield f"the index of living workers differs for {role}"
     for worker_id in f.workers:
-        ends = [x for x in f.links.values() if worker_id in (x.publisher, x.receiver)]
-        if f.links_of(worker_id) != sorted(
-            ends, key=lambda x: (x.receiver == worker_id, x.generation)
-        ):
+        if f.links_of(worker_id) != fresh.links_of(worker_id):
             yield f"the index of links differs for {worker_id}"
     suspects = {x.task_id for x in s.tasks.records.values() if x.suspect}
     if suspects != set(s.tasks.suspects):

@@ -342,7 +342,7 @@ def drop(
 
 
 def _not_running(task: Task, attempt: int) -> Verdict:
-    if attempt > task.attempt or attempt < 1:
+    if not 1 <= attempt <= task.attempt:
         return Verdict(VerdictCode.UNKNOWN_TASK, f"{task.task_id} was never tried {attempt} times")
     if task.group is not None and attempt == task.attempt:
         return Verdict(VerdictCode.DUPLICATE, "this attempt was accepted before")
@@ -352,17 +352,15 @@ def _not_running(task: Task, attempt: int) -> Verdict:
 
 
 def _finished(state: State, task_id: TaskId, attempt: int) -> Verdict:
-    outcome = state.tasks.outcomes.get(task_id)
-    if outcome is not None:
+    if (outcome := state.tasks.outcomes.get(task_id)) is not None:
         last, verdict = outcome
         if attempt == last:
             return Verdict(verdict, "this attempt is finished")
-        if attempt > last or attempt < 1:
+        if not 1 <= attempt < last:
             return Verdict(VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times")
-        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
-    if was_dispatched(state, task_id):
-        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
-    return Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
+    elif not was_dispatched(state, task_id):
+        return Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
+    return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
 
 
 def was_dispatched(state: State, task_id: TaskId) -> bool:
@@ -372,4 +370,4 @@ def was_dispatched(state: State, task_id: TaskId) -> bool:
     ordinal, step, row = found.groups()
     if ordinal is not None:
         return int(ordinal) < state.tasks.cursor
-    return state.evals.knows(Step(int(step)), int(row))
+    return int(row) < state.evals.rows_of(Step(int(step)))

@@ -71,22 +71,15 @@ def register(d: Decider, now: float, c: WorkerSpec, stalled_s: float = 0.0) -> N
             spare=TRAITS[c.role].spares and desired_spares(d.state) > 0,
         )
     )
-    _compare_origins(d, fleet.workers[c.worker_id])
-    d.settle_fleet(now)
-
-
-def _compare_origins(d: Decider, worker: Worker) -> None:
-    """Names the files that ``worker`` does not share with the first one that differs from it."""
-    for other in d.state.fleet.living_in(worker.pool):
-        differing = [
-            setting
-            for setting, digest in worker.origins.items()
-            if other.origins.get(setting, digest) != digest
-        ]
+    # Names the files that it does not share with the first one that differs from it.
+    worker = fleet.workers[c.worker_id]
+    for other in fleet.living_in(worker.pool):
+        differing = {k for k, v in worker.origins.items() if other.origins.get(k, v) != v}
         if differing:
             settings = tuple(sorted(differing))
             d.emit(ev.OriginsDiffer(worker.worker_id, other.worker_id, settings))
-            return
+            break
+    d.settle_fleet(now)
 
 
 def _check_ranks(d: Decider, c: WorkerSpec) -> None:
@@ -179,7 +172,9 @@ def observe(
     loaded = worker.loaded_version
     if loaded < loaded_version <= newest and loaded_version != worker.withdrawn_version:
         loaded = loaded_version
-    lifecycle = _next_lifecycle(worker.lifecycle, reported)
+    # A process only moves forward; a report that says otherwise was overtaken by a newer one.
+    newer = reported in LIFECYCLE_TRANSITIONS[worker.lifecycle] and reported is not Lifecycle.DEAD
+    lifecycle = reported if newer else worker.lifecycle
     same = (lifecycle, holds) == (worker.lifecycle, worker.state_version)
     if same and loaded == worker.loaded_version:
         if disowned:
@@ -213,12 +208,6 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
     if TRAITS[worker.role].receives:
         # A new link begins with what its receiver should have.
         send_again(d, [worker.worker_id], lost_commit=True)
-
-
-def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:
-    """A process only moves forward; a report that says otherwise was overtaken by a newer one."""
-    newer = reported in LIFECYCLE_TRANSITIONS[now] and reported is not Lifecycle.DEAD
-    return reported if newer else now
 
 
 def _drain(

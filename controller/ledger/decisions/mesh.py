@@ -32,7 +32,7 @@ def break_mesh(
         newest = d.state.versions.version
         for worker in fleet.blamed():
             failures = fleet.after_failure(worker, now)
-            if fleet.hopeless(worker, failures, newest) and not fleet.left_out(worker, newest):
+            if fleet.left_out(worker, newest, failures) and not fleet.left_out(worker, newest):
                 source = mesh.members[max(0, mesh.source_rank)].worker_id
                 detail += (
                     f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a "
@@ -86,7 +86,7 @@ def lose_member(d: Decider, end: MeshEnd, detail: str) -> None:
 def _abort_hopeless_step(d: Decider) -> None:
     s = d.state
     step = s.steps.open
-    if step is not None and s.fleet.publisher(s.versions.version) is None:
+    if step is not None and not s.fleet.sources(s.versions.version):
         why = "no living member holds the state before it"
         d.emit(ev.StepAborted(step.step, why, kept=True))
 
@@ -121,9 +121,8 @@ def settle_mesh(d: Decider) -> None:
         current = [(m.worker_id, m.incarnation) for m in mesh.members]
         if current == [(w.worker_id, w.incarnation) for w in members]:
             return
-        stays = s.fleet.publisher(s.versions.version) is not None
         ending = s.phase in (Phase.STOPPING, Phase.SUSPENDING)
-        if stays and (ending or s.versions.step >= s.run.steps):
+        if s.fleet.sources(s.versions.version) and (ending or s.versions.step >= s.run.steps):
             return  # the last checkpoint needs no new member
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
     _form(d, members)

@@ -99,22 +99,17 @@ def settle_evals(d: Decider, now: float) -> None:
             rows = sum(each.rows for each in due)
             d.emit(ev.EvalScheduled(step, s.versions.version_of(step), rows, due))
     if run.recorded:
-        _close_missed(d)
+        # The state of these rounds is no more. The replica measured it before its vote, but a
+        # failover of Redis lost the record: the end of the run would wait for it.
+        for missed in [r for r in s.evals.rounds.values() if r.step < step]:
+            version = s.versions.version_of(missed.step)
+            d.emit(ev.EvalRecorded(missed.step, version, None, 0, missed.rows))
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
         recorded = _recorded(s, round_)
         d.emit(recorded)
         if recorded.ranking is not None:
             judge(d)
     settle_best(d)
-
-
-def _close_missed(d: Decider) -> None:
-    """Ends rounds of recorded data whose state is no more. The replica measured it before its vote,
-    but a failover of Redis lost the record: the end of the run would wait for it."""
-    s = d.state
-    for round_ in [r for r in s.evals.rounds.values() if r.step < s.versions.step]:
-        version = s.versions.version_of(round_.step)
-        d.emit(ev.EvalRecorded(round_.step, version, None, 0, round_.rows))
 
 
 def _recorded(s: State, round_: EvalRound) -> ev.EvalRecorded:
@@ -159,7 +154,14 @@ def settle_end(d: Decider, now: float) -> None:
         _fail(d, "no-step-trained", why[:2048], now)
         return
     if 0 < s.run.max_nonfinite_steps <= s.steps.nonfinite:
-        _fail(d, "gradients-not-finite", _nonfinite(s), now)
+        count, last = s.steps.nonfinite, s.versions.step
+        why = (
+            f"the gradients of {count} steps in a row were not finite, from step "
+            f"{last - count + 1} on, and no weight has changed since. Look at grad_norm, "
+            "rewards and log-prob gaps before it, lower train.optimizer.lr, and start again from an "
+            "earlier checkpoint; train.max_nonfinite_steps is the limit"
+        )
+        _fail(d, "gradients-not-finite", why, now)
         return
     if s.steps.open is not None:
         return
@@ -183,16 +185,6 @@ def _end_stopped(d: Decider, now: float) -> None:
         roll_back(d)
     _drop_leftovers(d)
     d.emit(ev.RunFinished(s.reason, now))
-
-
-def _nonfinite(s: State) -> str:
-    count = s.steps.nonfinite
-    return (
-        f"the gradients of {count} steps in a row were not finite, from step "
-        f"{s.versions.step - count + 1} on, and no weight has changed since. Look at grad_norm, "
-        "rewards and log-prob gaps before it, lower train.optimizer.lr, and start again from an "
-        "earlier checkpoint; train.max_nonfinite_steps is the limit"
-    )
 
 
 def _drop_leftovers(d: Decider) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from controller.ledger.enums import Lifecycle
+from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events.event import (
     LEASES,
     Event,
@@ -269,7 +269,9 @@ class WeightsWithdrawn(Event):
 class LinkAssigned(LinkSpec, Event):
     def apply(self, s: State) -> None:
         if self.tree > s.fleet.tree:
-            s.fleet.plant(self.tree, s.term, s.versions.version)
+            s.fleet.tree, s.fleet.tree_planted = self.tree, (s.term, s.versions.version)
+            for worker in s.fleet.living(Role.ROLLOUT):
+                worker.relay_faults = 0
         if self.blames in s.fleet.workers:
             s.fleet.workers[self.blames].relay_faults += 1
         s.fleet.assign(self)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from controller.ledger.enums import DropReason
+from controller.ledger.enums import DropReason, Role
 from controller.ledger.events.event import LEASES, Event, Topic, event
 from controller.ledger.specs import StatValue, StepSpec, values
 from controller.ledger.state.fleet import Failures
@@ -14,6 +14,8 @@ from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.versions import Checkpoint
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.observe.vocabulary import Severity
+
+FORGIVEN_EVERY = 8  # Versions after which one fault of each relay is forgotten
 
 
 @event(wakes=frozenset({Topic.PLAN}), directs=False, listed=False)
@@ -75,7 +77,10 @@ class StepCommitted(Event):
         s.steps.commit(commit, self.t, self.metrics)
         s.tasks.dropped_groups.clear()
         s.versions.step, s.versions.version = self.step, self.version
-        s.fleet.forgive(self.version)
+        if self.version % FORGIVEN_EVERY == 0:
+            # A relay that fails now and then, because an evaluation held it up, stays in use.
+            for worker in s.fleet.living(Role.ROLLOUT):
+                worker.relay_faults = max(0, worker.relay_faults - 1)
         s.fleet.former.clear()
         s.agree(step.version, next(iter(step.votes.values())).digest)
         # All members voted: from here on each holds the new state, or has lost its state.
@@ -144,7 +149,9 @@ class StepAborted(Event):
             s.steps.rejections += 1
             s.steps.last_rejection = self.rejected
         if step.replay or self.kept:
-            s.steps.reserve(step)
+            # It opens again with the same groups and settings.
+            s.steps.replay[step.step] = step.groups
+            s.steps.settings[step.step] = step.settings
         else:
             s.tasks.move_all(step.groups, TaskState.READY)
 

@@ -1,5 +1,6 @@
 """Events of tasks: leases, groups, drops, evaluation rounds."""
 
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import field
 
@@ -31,7 +32,9 @@ class TasksLeased(Event):
             worker.held[lease.task_id] = None
             task = s.tasks.lease(lease, self.worker_id)
             if task.kind is Kind.EVAL:
-                s.evals.lease(task.eval_step, task.ordinal, self.loaded_version)
+                round_ = s.evals.rounds[task.eval_step]
+                round_.version = self.loaded_version
+                round_.pending.remove(task.ordinal)
 
 
 def _measure(s: State, task: Task, group: GroupMeta | None) -> None:
@@ -47,7 +50,8 @@ class RowsPassedOver(Event):
     ordinals: tuple[int, ...]
 
     def apply(self, s: State) -> None:
-        s.tasks.pass_over(len(self.ordinals))
+        s.tasks.cursor += len(self.ordinals)
+        s.tasks.passed_over += len(self.ordinals)
 
 
 @event(wakes=frozenset({Topic.ISOLATED}), directs=False, listed=False)
@@ -112,10 +116,12 @@ class TaskReleased(Event):
         if self.counts:
             task.failures += (f"{self.worker_id}: {self.reason} {self.detail}".strip(),)
         if self.suspected:
-            s.tasks.blame(task)
+            task.deaths += 1
+            if task.suspect:
+                s.tasks.suspects[task.task_id] = None
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
         if task.kind is Kind.EVAL:
-            s.evals.release(task.eval_step, task.ordinal)
+            insort(s.evals.rounds[task.eval_step].pending, task.ordinal)
 
 
 @event(wakes=LEASES, severity=Severity.WARNING)
@@ -139,7 +145,10 @@ class TaskDropped(Event):
             _measure(s, task, self.group)
             del s.fleet.workers[task.owner].held[self.task_id]
         if task.kind is Kind.EVAL:
-            s.evals.drop(task.eval_step, task.ordinal)
+            round_ = s.evals.rounds[task.eval_step]
+            round_.open -= 1
+            if not task.leased:
+                round_.pending.remove(task.ordinal)
         elif task.state is not TaskState.PENDING:
             s.garbage.append((self.task_id, self.attempt))
         if self.group is not None:
@@ -203,7 +212,7 @@ class EvalTaskDone(Event):
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
-        s.evals.score(task.eval_step, task.ordinal, self.row, self.version)
+        s.evals.rounds[task.eval_step].score(task.ordinal, self.row, self.version)
         s.tasks.forget(task, VerdictCode.DUPLICATE)
 
 

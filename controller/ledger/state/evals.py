@@ -11,7 +11,6 @@ rows. If they have all gone on to newer weights, or have died, the rest goes to 
 round never waits for a version that is no more.
 """
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from controller.ledger.specs import EvalSet
@@ -50,7 +49,8 @@ class EvalRound:
             row -= each.rows
         raise IndexError(row)
 
-    def add(self, row: int, score: RowScore, version: Version) -> None:
+    def score(self, row: int, score: RowScore, version: Version) -> None:
+        self.open -= 1
         of, _ = self.place(row)
         total = self.scores.setdefault(version, Score())
         total.count += 1
@@ -114,26 +114,6 @@ class Evals:
         self.best = max(steps, key=self.scores.__getitem__, default=Step(-1))
         self.since_best = len(steps) - 1 - steps.index(self.best) if steps else 0
 
-    def knows(self, step: Step, row: int) -> bool:
-        """True if ``e<step>.<row>`` was ever a task."""
-        rows = self.rounds[step].rows if step in self.rounds else self.done.get(step, 0)
-        return 0 <= row < rows
-
-    def lease(self, step: Step, row: int, version: Version) -> None:
-        round_ = self.rounds[step]
-        round_.version = version
-        del round_.pending[bisect_left(round_.pending, row)]
-
-    def release(self, step: Step, row: int) -> None:
-        insort(self.rounds[step].pending, row)
-
-    def score(self, step: Step, row: int, score: RowScore, version: Version) -> None:
-        round_ = self.rounds[step]
-        round_.open -= 1
-        round_.add(row, score, version)
-
-    def drop(self, step: Step, row: int) -> None:
-        round_ = self.rounds[step]
-        round_.open -= 1
-        if row in round_.pending:
-            round_.pending.remove(row)
+    def rows_of(self, step: Step) -> int:
+        """Rows of the round of ``step``, under way or finished."""
+        return self.rounds[step].rows if step in self.rounds else self.done.get(step, 0)

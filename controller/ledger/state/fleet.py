@@ -28,8 +28,6 @@ HOLDER_S = 300.0
 """Time before one of two replicas that hold the state is left out. Neither is known to be at fault,
 and one may only be slow: a member that joins an epoch too late makes it fail, too."""
 
-FORGIVEN_EVERY = 8  # Versions after which one fault of each relay is forgotten
-
 
 @dataclass(frozen=True, slots=True)
 class Failures:
@@ -181,10 +179,6 @@ class Fleet:
         """True if it is a member of the newest epoch, which may be over."""
         return self.mesh is not None and self.mesh.rank(worker_id, incarnation) >= 0
 
-    def publisher(self, version: Version) -> Worker | None:
-        """The lowest-rank living member that holds the state."""
-        return next((w for w in self.members() if w.state_version == version), None)
-
     def sources(self, version: Version) -> list[Worker]:
         """The replicas that send weights, in rank order: the living members that hold the state."""
         return [w for w in self.members() if w.state_version == version]
@@ -221,12 +215,10 @@ class Fleet:
         mesh = self.mesh
         return mesh.members[max(0, mesh.source_rank)].incarnation if mesh else 0
 
-    def left_out(self, worker: Worker, newest: Version) -> bool:
-        """Every epoch of it and the replica with the state fails, and the run can do without it."""
-        return self.hopeless(worker, worker.failures, newest)
-
-    def hopeless(self, worker: Worker, failures: Failures, newest: Version) -> bool:
-        """Like ``left_out``, for the given failures."""
+    def left_out(self, worker: Worker, newest: Version, failures: Failures | None = None) -> bool:
+        """Every epoch of it and the replica with the state fails, and the run can do without it.
+        ``failures``: its own, if none are given."""
+        failures = failures or worker.failures
         if failures.epochs < TRIES:
             return False
         there = self.holders(newest) or self.living(Role.POLICY)
@@ -297,19 +289,6 @@ class Fleet:
                     found.add(name)
                     senders.append(receiver)
         return senders[1:]
-
-    def plant(self, tree: int, term: int, version: Version) -> None:
-        """Links from here on belong to a new tree."""
-        self.tree, self.tree_planted = tree, (term, version)
-        for worker in self.living(Role.ROLLOUT):
-            worker.relay_faults = 0
-
-    def forgive(self, version: Version) -> None:
-        """One fault of each relay every FORGIVEN_EVERY versions: one that fails now and then,
-        because an evaluation held it up, stays in use."""
-        if version % FORGIVEN_EVERY == 0:
-            for worker in self.living(Role.ROLLOUT):
-                worker.relay_faults = max(0, worker.relay_faults - 1)
 
     def assign(self, link: LinkSpec) -> None:
         """The receiver of ``link`` receives over it from here on, and over no other."""

@@ -96,11 +96,6 @@ class StepBook:
         self.samples_trained += int(metrics.get("samples", 0))
         self.tokens_trained += int(metrics.get("tokens", 0))
 
-    def reserve(self, step: OpenStep) -> None:
-        """The attempt is over: the step opens again with the same groups and settings."""
-        self.replay[step.step] = step.groups
-        self.settings[step.step] = step.settings
-
     def missing(self, until: Step, size: int) -> int:
         """Groups that left the steps up to ``until``, of ``size`` each, which open again."""
         return sum(size - len(groups) for n, groups in self.replay.items() if n <= until)

@@ -172,17 +172,6 @@ class TaskBook:
         task.attempt, task.owner = lease.attempt, owner
         return task
 
-    def blame(self, task: Task) -> None:
-        """Its owner has died with it."""
-        task.deaths += 1
-        if task.suspect:
-            self.suspects[task.task_id] = None
-
-    def pass_over(self, rows: int) -> None:
-        """The curriculum leaves out so many rows, which would have been new tasks."""
-        self.cursor += rows
-        self.passed_over += rows
-
     def count_dropped(self, reason: str, group: GroupMeta) -> None:
         before = self.dropped_groups.get(reason, GroupSizes())
         self.dropped_groups[reason] = GroupSizes(

@@ -4,9 +4,9 @@ fails."""
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.enums import Role
+from controller.ledger.events.steps import FORGIVEN_EVERY
 from controller.ledger.specs import WorkerSpec
-from controller.ledger.state.fleet import FORGIVEN_EVERY, Fleet
-from paceline.ids import Version
+from controller.ledger.state.fleet import Fleet
 from tests.fixtures.ledgers import Driven
 
 
@@ -171,9 +171,9 @@ def _depth(fleet: Fleet, receiver: str) -> int:
 
 def test_faults_of_a_relay_are_forgiven_one_every_few_versions() -> None:
     """An evaluation that holds a relay up now and then never bans it."""
-    fleet = with_relays(3, fanout=1).state.fleet
-    relay = fleet.workers["r1"]
+    run = Driven.fleet("p0", "r0", "r1", "r2", checked=False, relay_fanout=1, steps=100)
+    relay = run.state.fleet.workers["r1"]
     relay.relay_faults = 2
     for version in range(1, 3 * FORGIVEN_EVERY + 1):
-        fleet.forgive(Version(version))
+        run.train()
         assert relay.relay_faults == max(0, 2 - version // FORGIVEN_EVERY)
