@@ -158,8 +158,8 @@ def settle_end(d: Decider, now: float) -> None:
         why = (
             f"the gradients of {count} steps in a row were not finite, from step "
             f"{last - count + 1} on, and no weight has changed since. Look at grad_norm, "
-            "rewards and log-prob gaps before it, lower train.optimizer.lr, and start again from an "
-            "earlier checkpoint; train.max_nonfinite_steps is the limit"
+            "rewards and log-prob gaps before it, lower train.optimizer.lr, and start again from "
+            "an earlier checkpoint; train.max_nonfinite_steps is the limit"
         )
         _fail(d, "gradients-not-finite", why, now)
         return
