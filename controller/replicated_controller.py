@@ -40,7 +40,6 @@ PRESENCE_S = 1.0
 EDITED_S = 30.0
 """How long a standby's config may differ from the leader's: a new leader takes its own over at
 once."""
-FOREIGN_LEASES = 3  # Lease times for which a leader of another fleet may lead
 STALE_PEER_S = 3600.0
 READING = "reading the journal"
 """Trouble of a controller that has led, until it has a copy of the ledger again."""
@@ -153,19 +152,13 @@ class Controller:
         # First: a journal of another release is not to be touched.
         self.replica = replica = await LedgerFollower.load(self.journal, self.context.projector)
         stores = self.context.stores
-        holder, _ = await stores.election.holder()
-        try:
-            await stores.registry.agree(
-                self.config.run.name, stores.payload_urls, self.context.run_json
-            )
-        except BadInput as differing:
-            if holder is not None and self._is_foreign(holder):
-                raise self._two_fleets(holder) from differing
-            raise
+        await stores.registry.agree(
+            self.config.run.name, stores.payload_urls, self.context.run_json
+        )
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
         block_ms = self.FOLLOW_MS
-        unfit: dict[str, float] = {}
+        edited_since: float | None = None
         while True:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
@@ -174,7 +167,7 @@ class Controller:
             # Back in the very millisecond in which a lease that is not renewed runs out.
             block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
-                self._check_leader(holder, unfit)
+                edited_since = self._check_edited(holder, edited_since)
                 self.hint = holder.address if holder.nonce != self.identity.nonce else ""
                 continue
             self.hint = ""
@@ -185,38 +178,20 @@ class Controller:
                 if term is not None:
                     return term
 
-    def _is_foreign(self, leader: LeaderIdentity) -> bool:
-        """True if ``leader`` is of a fleet with another token than ours."""
-        return bool(leader.fleet) and leader.fleet != self.identity.fleet
-
-    def _check_leader(self, leader: LeaderIdentity, unfit: dict[str, float]) -> None:
-        """Raises BadInput if ``leader`` stays one of another fleet (a killed one's lease runs out),
-        or if it stays with another config: as the next leader, this controller would take back the
-        leader's settings. ``unfit``: since when it is each of the two."""
-        now, edited = self.clock.monotonic(), self.settings.edited()
-        foreign_s = FOREIGN_LEASES * self.config.controller.leader_lease_s
-        for what, wrong, limit_s in (
-            ("fleet", self._is_foreign(leader), foreign_s),
-            ("config", bool(edited), EDITED_S),
-        ):
-            if not wrong:
-                unfit.pop(what, None)
-            elif now - unfit.setdefault(what, now) > limit_s:
-                raise self._two_fleets(leader) if what == "fleet" else self._differs(leader, edited)
-
-    def _two_fleets(self, leader: LeaderIdentity) -> BadInput:
-        return BadInput(
-            f"run {self.config.run.name!r} in this Redis is led by {leader.controller_id} at "
-            f"{leader.address} (pid {leader.pid} on {leader.host}), a controller of another fleet, "
-            "with another token. Choose another run.name, or stop that fleet first"
-        )
-
-    def _differs(self, leader: LeaderIdentity, edited: Mapping[str, Any]) -> BadInput:
+    def _check_edited(self, leader: LeaderIdentity, since: float | None) -> float | None:
+        """Since when this controller's config differs from the leader's in what a run may change.
+        Raises BadInput if it stays so: as the next leader it would take back the leader's
+        settings."""
+        edited, now = self.settings.edited(), self.clock.monotonic()
+        if not edited or since is None:
+            return now if edited else None
+        if now - since < EDITED_S:
+            return since
         configured = self.state.settings.configured
         shown = ", ".join(
             f"{n} is {configured.get(n)!r} there, {v!r} here" for n, v in edited.items()
         )
-        return BadInput(
+        raise BadInput(
             f"{leader.controller_id} leads the run with another config: {shown}. Change settings "
             "of a running run with paceline set, or end all of its controllers before you start "
             "them with another config"

@@ -18,7 +18,6 @@ from paceline.v1 import admin_pb2
 
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
-LAST_SIGNAL = -64
 
 
 async def get_status(
@@ -56,13 +55,8 @@ async def watch_events(
 async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> admin_pb2.ExitReply:
     leader = controller.leading()
     check(request)
-    code = request.exit_code
-    how = f"signal {-code}" if code < 0 else f"exit status {code}"
-    if code < LAST_SIGNAL:
-        # The launcher adopted the process, so it could not read the exit status.
-        how = "exit status unknown"
-    cause = FaultCause(request.cause) if request.cause else _cause_of_exit(code)
-    detail = request.detail or how
+    cause = FaultCause(request.cause or FaultCause.UNATTRIBUTED)
+    detail = request.detail or f"exit status {request.exit_code}"
     await leader.ready()
     if request.incarnation:
         # Of an earlier incarnation it is no evidence about the present one: the ledger ignores it.
@@ -83,15 +77,6 @@ async def report_fault(
     cause = FaultCause(request.cause or FaultCause.UNATTRIBUTED)
     await leader.execute(cmd.record_fault(request.request_id, *process, cause, request.detail))
     return admin_pb2.FaultReply()
-
-
-def _cause_of_exit(code: int) -> FaultCause:
-    """Cause for a launcher that looks at nothing but the exit status."""
-    if code < LAST_SIGNAL:
-        return FaultCause.UNATTRIBUTED
-    if code == 0:
-        return FaultCause.ASKED_TO_LEAVE
-    return FaultCause.ERROR if code > 0 else FaultCause.KILLED
 
 
 def _command(
