@@ -94,11 +94,8 @@ class Liveness:
 
     def begin(self, ledger: Ledger, now: float) -> None:
         """This controller leads from now on. Every worker gets a full lease."""
-        self.pulses = {
-            (w.worker_id, w.incarnation): Pulse(now, progress_t=now)
-            for w in ledger.state.fleet.workers.values()
-            if w.alive
-        }
+        self.pulses = {}
+        self._forget(ledger.state, now)
         self._broken_epoch = self._breaks = 0
         self._looked_t = now
         mesh = ledger.state.fleet.mesh

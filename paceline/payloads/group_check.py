@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,16 @@ def check_group(
     train = group.task.task_id.startswith("t")
     if len(group.prompt_text) > MAX_TEXT:
         raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
-    sequences = _check_sequences(group, limits, newest_version)
+    token_count(group.prompt_tokens, "prompt_tokens", limits)
+    tokens, sequences = Counter[int](), Counter[tuple[int, ...]]()
+    for number, completion in enumerate(group.completions):
+        try:
+            spans = _check_finished(completion, limits, newest_version)
+        except Invalid as error:
+            raise Invalid(f"completions[{number}]: {error}") from None
+        for version, count in spans:
+            tokens[version] += count
+        sequences[tuple(sorted({version for version, count in spans if count}))] += 1
     if train and limits.columns:
         _check_scored(group, limits.columns)
     check_numbers(group, limits)
@@ -101,10 +110,16 @@ def check_group(
         prompt_cut=group.prompt_cut,
         generate_s=group.generate_s,
         reward_s=group.reward_s,
-        min_version=min((sequence.oldest for sequence in sequences), default=0),
-        max_version=max((sequence.newest for sequence in sequences), default=0),
-        token_versions=_by_version(sequences),
-        sequence_versions=_sequences_by_versions(sequences),
+        min_version=min((c.versions[0].version for c in group.completions), default=0),
+        max_version=max((c.versions[-1].version for c in group.completions), default=0),
+        token_versions=[
+            common_pb2.VersionSpan(version=v, length=n) for v, n in sorted(tokens.items()) if n
+        ],
+        sequence_versions=[
+            rollout_pb2.SequenceVersions(versions=versions, sequences=n)
+            for versions, n in sorted(sequences.items())
+            if versions
+        ],
         lengths=[len(completion.tokens) // 4 for completion in group.completions],
         rewards=[completion.reward for completion in group.completions],
         answers=[] if train else [completion.answer for completion in group.completions],
@@ -140,8 +155,10 @@ def check_facts(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version
         )
     if min(lengths) < 1 or max(lengths) > most:
         raise Invalid(f"lengths {min(lengths)} to {max(lengths)} tokens, 1 to {most} allowed")
-    if not all(map(usable_reward, rewards)):
-        raise Invalid(f"rewards {rewards[:64]}: at most {MAX_REWARD:g} in magnitude")
+    for number, reward in enumerate(rewards):
+        if not usable_reward(reward):
+            what = f"completions[{number}]: reward is {reward}"
+            raise Invalid(f"{what}: at most {MAX_REWARD:g} in magnitude")
     for answer in meta.answers:
         check_text(answer, "answers")
     if meta.truncated > count:
@@ -188,36 +205,14 @@ def _check_scored(group: rollout_pb2.Group, scorers: Set[str]) -> None:
         raise Invalid(f"{len(missing)} completions have no log-probs of the scorer {names}")
 
 
-class _Finished(NamedTuple):
-    """Contribution of a finished completion to the facts of its group."""
-
-    trainable: int
-    by_version: list[tuple[int, int]]
-    """(version, number of these tokens); may name a version twice, or with 0 tokens."""
-    oldest: int
-    newest: int
-
-
-def _check_sequences(group: rollout_pb2.Group, limits: GroupLimits, newest: int) -> list[_Finished]:
-    token_count(group.prompt_tokens, "prompt_tokens", limits)
-    finished = []
-    for number, completion in enumerate(group.completions):
-        try:
-            finished.append(_check_finished(completion, limits, newest))
-        except Invalid as error:
-            raise Invalid(f"completions[{number}]: {error}") from None
-    return finished
-
-
 def _check_finished(
     completion: rollout_pb2.Completion, limits: GroupLimits, newest: int
-) -> _Finished:
+) -> list[tuple[int, int]]:
+    """(version, trainable tokens of it) of a completion; may name a version twice, or 0 tokens."""
     count = token_count(completion.tokens, "tokens", limits)
     spans = version_spans(completion, count, newest)
     if completion.finish_reason not in FINISHED:
         raise Invalid("finish_reason is missing")
-    if not usable_reward(completion.reward):
-        raise Invalid(f"reward is {completion.reward}: at most {MAX_REWARD:g} in magnitude")
     if components := completion.reward_components:
         if len(components) > MAX_COMPONENTS:
             raise Invalid(f"over {MAX_COMPONENTS} reward components")
@@ -230,15 +225,12 @@ def _check_finished(
     check_text(completion.answer, "answer")
     if completion.columns:
         _check_columns(completion.columns, count)
-    trainable = count
-    first, last = spans[0][0], spans[-1][0]
-    if completion.loss_mask:
-        mask = _loss_mask(completion.loss_mask, count)
-        versions = np.repeat([v for v, _ in spans], [length for _, length in spans])
-        trainable = int(mask.sum())
-        found, counts = np.unique(versions[mask], return_counts=True)
-        spans = list(zip(found.tolist(), counts.tolist(), strict=True))
-    return _Finished(trainable, spans, first, last)
+    if not completion.loss_mask:
+        return spans
+    mask = _loss_mask(completion.loss_mask, count)
+    versions = np.repeat([v for v, _ in spans], [length for _, length in spans])
+    found, counts = np.unique(versions[mask], return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def _check_token_rewards(completion: rollout_pb2.Completion, count: int) -> None:
@@ -268,23 +260,3 @@ def _loss_mask(buffer: bytes, tokens: int) -> np.ndarray[tuple[int], np.dtype[np
     if values.max() > 1:
         raise Invalid("loss_mask has values other than 0 and 1")
     return values.astype(np.bool_)
-
-
-def _by_version(sequences: Sequence[_Finished]) -> list[common_pb2.VersionSpan]:
-    """Trainable tokens of the whole group by version, oldest first."""
-    total = Counter[int]()
-    for sequence in sequences:
-        for version, count in sequence.by_version:
-            total[version] += count
-    return [common_pb2.VersionSpan(version=v, length=n) for v, n in sorted(total.items()) if n]
-
-
-def _sequences_by_versions(
-    sequences: Sequence[_Finished],
-) -> list[rollout_pb2.SequenceVersions]:
-    found = Counter(tuple(sorted({v for v, n in s.by_version if n})) for s in sequences)
-    found.pop((), None)
-    return [
-        rollout_pb2.SequenceVersions(versions=each, sequences=n)
-        for each, n in sorted(found.items())
-    ]
