@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,30 +84,26 @@ class RunFiles(Drain[Item]):
         for items in self._batches():
             waiting.extend(items)
             while waiting and self._may_write():
-                self._survive(lambda: self._record(recorder, *waiting.popleft()))
-            self._survive(lambda: self._keep_place(recorder))
+                with self._surviving():
+                    position, t, events = waiting.popleft()
+                    for event in events:
+                        recorder.record(position, t, event)
+            with self._surviving():
+                if self._may_write() and recorder.keep_place():
+                    log.warning("run files were taken by a deposed leader, and are put back")
             if not waiting and not self._items:
                 self._idle.set()
-        self._survive(recorder.close)
+        with self._surviving():
+            recorder.close()
 
-    def _survive(self, part: Callable[[], None]) -> None:
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
         try:
-            part()
+            yield
         except OSError as error:
             if not self._failed:
                 log.error("run files cannot be written error=%s", error)
             self._failed = True
-
-    @staticmethod
-    def _record(
-        recorder: RunFileWriter, position: str, t: float, events: Sequence[Mapping[str, Any]]
-    ) -> None:
-        for event in events:
-            recorder.record(position, t, event)
-
-    def _keep_place(self, recorder: RunFileWriter) -> None:
-        if self._may_write() and recorder.keep_place():
-            log.warning("run files were taken by a deposed leader, and are put back")
 
 
 FINISH_S = 1.5  # time, at the end of a run, for the last points to be delivered

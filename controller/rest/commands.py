@@ -2,6 +2,8 @@
 
 import asyncio
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Path, Request
@@ -55,14 +57,20 @@ def router(controller: Controller) -> APIRouter:
         },
     )
 
-    async def decide(command: cmd.Command[str]) -> schemas.Done:
-        """Raises CommandRefused and NotLeading."""
+    @asynccontextmanager
+    async def patience() -> AsyncIterator[None]:
+        """Raises NotLeading if the body takes too long, or ends with the term."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                message = await controller.leading().execute(command)
+                yield
         except (Deposed, TimeoutError) as error:
             raise NotLeading("this term is over or does not commit") from error
-        return schemas.Done(accepted=True, message=message)
+
+    async def decide(command: cmd.Command[str]) -> schemas.Done:
+        """Raises CommandRefused and NotLeading."""
+        async with patience():
+            reply = await controller.leading().execute(command)
+        return schemas.Done(accepted=True, message=str(reply or ""))
 
     @routes.post("/scale", summary="Change the desired number of workers")
     async def scale(body: schemas.ScaleBody) -> schemas.Done:
@@ -86,13 +94,10 @@ def router(controller: Controller) -> APIRouter:
 
     @routes.post("/settings", summary="Change settings of the run while it runs")
     async def settings(body: schemas.SettingsBody) -> schemas.SettingsDone:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                message, changes = await controller.set_settings(
-                    _id(body), body.settings, dry_run=body.dry_run
-                )
-        except (Deposed, TimeoutError) as error:
-            raise NotLeading("this term is over or does not commit") from error
+        async with patience():
+            message, changes = await controller.set_settings(
+                _id(body), body.settings, dry_run=body.dry_run
+            )
         return schemas.SettingsDone(accepted=True, message=message, changes=changes)
 
     @routes.post("/pause", summary="Pause the run")

@@ -109,12 +109,18 @@ class PrometheusMetrics(Collector):
         yield _metric("tasks_dropped_total", "Groups dropped, by reason", dropped, "reason")
         yield from self._step(view)
         yield _metric("workers_desired", "Desired workers", view.desired, "role")
-        yield self._proposed(view)
+        leader = controller.leader
+        proposed = dict(view.desired) if leader is not None else {}
+        if leader is not None and leader.proposal is not None:
+            proposed |= leader.proposal.desired
+        help_text = "Workers the autoscaler proposes; the desired ones if it proposes no change"
+        yield _metric("workers_proposed", help_text, proposed, "role")
         sinks = controller.sink_states()
-        written = {sink["name"]: sink["written"] for sink in sinks}
-        failing = {sink["name"]: sink["failing"] for sink in sinks}
-        yield _metric("sink_points_total", "Points written to a sink in this term", written, "sink")
-        yield _metric("sink_failing", "1 if a sink cannot be written to", failing, "sink")
+        for name, key, help_text in (
+            ("sink_points_total", "written", "Points written to a sink in this term"),
+            ("sink_failing", "failing", "1 if a sink cannot be written to"),
+        ):
+            yield _metric(name, help_text, {sink["name"]: sink[key] for sink in sinks}, "sink")
         yield from self._workers()
 
     @staticmethod
@@ -128,14 +134,6 @@ class PrometheusMetrics(Collector):
         yield _metric("step_part_seconds", "Time split of the newest step", parts, "part")
         ages = token_ages_of(view.metrics)
         yield _metric("token_age_share", "Trained tokens by age, in steps", ages, "age")
-
-    def _proposed(self, view: StatusView) -> Metric:
-        leader = self._controller.leader
-        counts = dict(view.desired) if leader is not None else {}
-        if leader is not None and leader.proposal is not None:
-            counts |= leader.proposal.desired
-        help_text = "Workers the autoscaler proposes; the desired ones if it proposes no change"
-        return _metric("workers_proposed", help_text, counts, "role")
 
     def _workers(self) -> Iterator[Metric]:
         found = status_of(self._controller).workers

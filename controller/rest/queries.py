@@ -272,8 +272,8 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
 
 
 def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schemas.RunReply:
-    state, view = controller.state, status_view(controller)
-    proposal = controller.leader.proposal if controller.leader is not None else None
+    state, view, leader = controller.state, status_view(controller), controller.leader
+    proposal = leader.proposal if leader is not None else None
     return schemas.RunReply(
         **{field.name: getattr(view, field.name) for field in fields(view)}
         | {"reason": redactor.text(view.reason)},
@@ -291,7 +291,7 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         stalled_s=round(rate.stalled_s, 3),
         proposed=proposal.desired if proposal is not None else {},
         proposed_why=proposal.why if proposal is not None else "",
-        provider_trouble=provider_trouble_of(controller, redactor),
+        provider_trouble=redactor.text(leader.provider_trouble)[:500] if leader else "",
         workers=workers_by_pool(state),
         sinks=[
             {**sink, "trouble": redactor.text(sink["trouble"])[:500]}
@@ -299,11 +299,6 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         ],
         changed=state.settings.changed,
     )
-
-
-def provider_trouble_of(controller: Controller, redactor: Redactor) -> str:
-    leader = controller.leader
-    return redactor.text(leader.provider_trouble)[:500] if leader is not None else ""
 
 
 def workers_of(controller: Controller, redactor: Redactor) -> list[dict[str, Any]]:
