@@ -126,7 +126,7 @@ class Housekeeping:
 
     def _write(self, entry: tuple[str, float, list[Mapping[str, Any]]]) -> None:
         self.files.record(*entry)
-        self.exporters.record(*entry, new=True)
+        self.exporters.record(*entry)
 
     async def _write_missing_lines(self, end: Position) -> None:
         """First what earlier leaders journalled and did not write, then what waited meanwhile."""
@@ -136,7 +136,7 @@ class Housekeeping:
                 for entry in entries:
                     records = [record_of(from_json(e), e) for e in entry.events]
                     self.files.record(entry.at.entry, entry.t, records)
-                    self.exporters.record(entry.at.entry, entry.t, records, new=False)
+                    self.exporters.record(entry.at.entry, entry.t, records)
                 position = entries[-1].at.entry
         except (RedisError, OSError) as error:
             event(log, "run files have a gap", why=str(error), level=logging.WARNING)

@@ -5,7 +5,7 @@
                                                                 ├─► replies, long polls
                                                                 ├─► directives (sessions)
                                                                 ├─► run files (thread), and from
-                                                                │   them sinks; traces (threads)
+                                                                │   them sinks, alerts (threads)
                                                                 └─► payloads that may go, snapshots
 
 Loops, and what ends them:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from controller.context import ControllerContext
-from controller.export.traces import check_telemetry
 from controller.fleet_loops import keep_fleet
 from controller.housekeeping import SYNC_S
 from controller.replicated_controller import Controller
@@ -93,7 +92,6 @@ async def serve(
     stop = _on_signal()
     configured = check_bind(config)
     check_sinks(config)
-    check_telemetry(config)
     _make_run_dir(run_dir)
     token = configured or own_token(run_dir)
     stacks.install(run_dir, controller_id)

@@ -1,1 +1,1 @@
-"""Exports of a run: run files, metric sinks, OpenTelemetry traces."""
+"""Exports of a run: run files, metric sinks, alerts, the sample archive."""

@@ -1,4 +1,4 @@
-"""Exporters of a leader: run files, metric sinks, sample traces, alerts and the sample archive.
+"""Exporters of a leader: run files, metric sinks, alerts and the sample archive.
 
 Each runs in a thread of its own, the archive in a chore, behind the journal. Nobody waits for them.
 """
@@ -19,7 +19,6 @@ from typing import Any
 from controller.export.alerts import AlertThread, RunPace
 from controller.export.group_content import FillTexts
 from controller.export.sample_archiver import SampleArchiver
-from controller.export.traces import Traces
 from paceline.config.schema import Config
 from paceline.observe.drain import Drain
 from paceline.observe.event_history import is_listed
@@ -125,7 +124,6 @@ class Exporters:
         self._run_dir = run_dir
         self._may_write = may_write
         self.feeds: list[SinkThread] = []
-        self.traces: Traces | None = None
         self.alerts: AlertThread | None = None
         self.archive: SampleArchiver | None = None
         if config.archive.enabled:
@@ -141,8 +139,6 @@ class Exporters:
         if config.alerts.webhook_file is not None or config.alerts.command:
             name, run_dir = config.run.name, self._run_dir
             self.alerts = AlertThread(config.alerts, name, run_dir, progress, may_write=may_write)
-        if config.telemetry.otlp_endpoint is not None:
-            self.traces = Traces(config, run.id)
         path = self._run_dir / "metrics.jsonl"
         self.feeds = [
             SinkThread(name, sink_maker(name, run), path, may_write=may_write)
@@ -151,13 +147,8 @@ class Exporters:
         for drain in self._drains():
             drain.start()
 
-    def record(
-        self, position: str, t: float, records: Sequence[Mapping[str, Any]], *, new: bool
-    ) -> None:
-        """Takes the next journal entry, as the run files do; returns at once. ``new``: this leader
-        has decided it; an earlier one has sent its traces."""
-        if self.traces is not None and new:
-            self.traces.put((t, records))
+    def record(self, position: str, t: float, records: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the next journal entry, as the run files do; returns at once."""
         for n, record in enumerate(records):
             head = {"position": position, "n": n, "t": round(t, 3)}
             if self.feeds and (row := metrics_row(record)) is not None:
@@ -176,4 +167,4 @@ class Exporters:
         return all(drain.join(max(0.0, deadline - time.monotonic())) for drain in self._drains())
 
     def _drains(self) -> list[Drain[Any]]:
-        return [drain for drain in (*self.feeds, self.traces, self.alerts) if drain is not None]
+        return [drain for drain in (*self.feeds, self.alerts) if drain is not None]

@@ -28,7 +28,6 @@ from paceline.config.sections.services import (
     PayloadsConfig,
     RedisConfig,
     RestConfig,
-    TelemetryConfig,
 )
 from paceline.config.sections.training import (
     DataConfig,
@@ -67,7 +66,6 @@ class Config(Section):
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     archive: ArchiveConfig = Field(default_factory=ArchiveConfig)
     alerts: AlertsConfig = Field(default_factory=AlertsConfig)
-    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
     auth: AuthConfig = Field(default_factory=AuthConfig)
 
     @model_validator(mode="before")

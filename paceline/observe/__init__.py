@@ -7,7 +7,7 @@
   a run directory; ``history``, ``metrics``, ``evals`` and ``totals`` are its results.
 - In a controller ``controller.projector.Projector`` keeps it in a thread of its own:
   ``await projector.ask(lambda run: run.history.checkpoints)``.
-- ``run_files`` writes the run's files behind the leader's journal; sinks, alerts and traces
+- ``run_files`` writes the run's files behind the leader's journal; sinks and alerts
   take the same records. No process reads a file again that it writes.
 - ``vocabulary`` has the words for types, severity and causes that ledger and readers share.
 """

@@ -19,8 +19,8 @@ POLL_S = 0.25
 class Drain(ABC, Generic[T]):
     """Queue and thread of one consumer, from ``start`` to ``begin_close``."""
 
-    def __init__(self, name: str, *, most: int | None = None, poll_s: float = POLL_S) -> None:
-        self._items: deque[T] = deque(maxlen=most)
+    def __init__(self, name: str, *, poll_s: float = POLL_S) -> None:
+        self._items: deque[T] = deque()
         self._poll_s = poll_s
         self._closing = threading.Event()
         self._outcome: str | None = None

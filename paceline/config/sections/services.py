@@ -139,14 +139,6 @@ class AlertsConfig(Section):
     """Free space of the run directory's disk, in GB, below which an alert is sent."""
 
 
-class TelemetryConfig(Section):
-    otlp_endpoint: str | None = None
-    """OpenTelemetry collector (OTLP over HTTP) that receives traces of samples. Needs the extra
-    paceline[otel]. Credentials: OTEL_EXPORTER_OTLP_HEADERS."""
-    share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Fraction of the training tasks that are traced."""
-
-
 class AuthConfig(Section):
     token_file: LocalPath | None = None
     """File with the bearer token of every client. PACELINE_TOKEN overrides it."""
