@@ -1,15 +1,21 @@
-"""Sizes of a model, from its config.json alone.
+"""Sizes of a model, from its config.json alone; and its head, for hidden states that are asked for.
 
 Parameters are counted on torch's meta device. The bytes that a forward keeps for its backward are
 linear in tokens and blocks: models of one and two blocks are run on fake tensors, without data.
 """
 
+from __future__ import annotations
+
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 MIB = 1 << 20
 DEFAULT_CHUNK_MB = 128
@@ -183,3 +189,30 @@ def head_scratch_bytes(
     chunk = min(tokens, tokens_per_chunk(vocabulary, chunk_mb))
     logits = (5 if entropy_gradient else 4) * chunk * vocabulary * 4
     return logits + (vocabulary * hidden * 4 if chunk < tokens else 0)
+
+
+def logits_of(model: Any, hidden: Tensor) -> Tensor:
+    """Logits [..., V] of last hidden states [..., D], as the forward of transformers' models
+    computes them: Gemma caps logits, Cohere multiplies and Granite divides them."""
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    config = model.config.get_text_config()
+    if scale := getattr(config, "logit_scale", None):
+        logits = logits * scale
+    if scale := getattr(config, "logits_scaling", None):
+        logits = logits / scale
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = (logits / cap).tanh() * cap
+    return logits
+
+
+def has_other_logits(model: Any, device: torch.device) -> bool:
+    """True if the model's own forward gives other logits than ``logits_of``: its prediction head
+    has more layers, or scales of its own."""
+    import torch
+
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(16, device=device)[None] % rows
+    with torch.inference_mode():
+        hidden = model.base_model(input_ids=ids, use_cache=False)[0]
+        own = model(input_ids=ids, use_cache=False).logits.float()
+        return not torch.allclose(own, logits_of(model, hidden).float(), atol=0.05, rtol=0.01)

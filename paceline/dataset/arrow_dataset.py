@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import getproxies
 
 from paceline.dataset.row_source import DataError, Row, RowSource
 from paceline.errors import one_line
+from paceline.process.structured_log import first_line
 
 SAMPLED_ROWS = 4096
 
@@ -33,12 +35,11 @@ class ArrowRows(RowSource):
         return int(self._dataset.num_rows)
 
     def _read(self, index: int) -> Row:
-        # A damaged page, a text that is not UTF-8, a time that Python has no value for.
         try:
             stored = self._dataset[index].to_pylist()[0]
             row = {name: _without_filling(value) for name, value in stored.items()}
             text = json.dumps(row, default=_json_value)
-        except Exception as error:
+        except Exception as error:  # a damaged page, text that is not UTF-8, a time out of range
             raise DataError(
                 f"{self.where}: row {index} cannot be read: {one_line(error)}"
             ) from None
@@ -56,19 +57,19 @@ class ArrowRows(RowSource):
 
 
 def open_parquet(path: Path) -> RowSource:
-    def load(lib: Any) -> Any:
-        from pyarrow import parquet
+    from pyarrow import parquet
 
+    with _library(f"{path}: not usable as Parquet") as datasets:
         if parquet.read_metadata(path).num_rows == 0:
             raise DataError(f"{path}: has no rows")
-        return lib.load_dataset("parquet", data_files=str(path), split="train")
-
-    return ArrowRows(_load(f"{path}: not usable as Parquet", load), str(path))
+        loaded = datasets.load_dataset("parquet", data_files=str(path), split="train")
+    return ArrowRows(loaded, str(path))
 
 
 def open_saved(directory: Path, split: str) -> RowSource:
     """A data set written by ``save_to_disk``; if it has several splits, ``split``."""
-    loaded = _load(f"{directory}: cannot be loaded", lambda lib: lib.load_from_disk(str(directory)))
+    with _library(f"{directory}: cannot be loaded") as datasets:
+        loaded = datasets.load_from_disk(str(directory))
     if isinstance(loaded, dict):
         if split not in loaded:
             there = ", ".join(map(str, loaded))
@@ -80,33 +81,29 @@ def open_saved(directory: Path, split: str) -> RowSource:
 def open_hub(path: str, name: str | None, split: str) -> RowSource:
     """A data set by its hub name, from the local cache or the network."""
     problem = f"{path}: neither a local file or directory nor a data set of the Hugging Face hub"
-
-    def load(lib: Any) -> Any:
+    with _library(problem) as datasets:
         if not _hub_resolves():
             # Otherwise the library retries for half a minute before it looks into the local cache.
             from huggingface_hub import constants
 
-            constants.HF_HUB_OFFLINE = lib.config.HF_HUB_OFFLINE = True
-        return lib.load_dataset(path, name, split=split)
-
-    loaded = _load(problem, load)
+            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        loaded = datasets.load_dataset(path, name, split=split)
     return ArrowRows(loaded, path if name is None else f"{path} ({name})")
 
 
-def _load(problem: str, load: Callable[[Any], Any]) -> Any:
-    """The result of ``load(datasets)``, whose errors become a DataError of one line."""
+@contextmanager
+def _library(problem: str) -> Iterator[Any]:
+    """The module ``datasets``, whose errors inside become a DataError of one line."""
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
-        return load(datasets)
+        yield datasets
     except DataError:
         raise
     except Exception as error:  # a dozen kinds: damaged file, no network, gated, no such split
-        text = str(error.__cause__ or error).strip()
-        reason = text.splitlines()[0] if text else type(error).__name__
-        raise DataError(f"{problem}: {reason}") from None
+        raise DataError(f"{problem}: {first_line(error.__cause__ or error)}") from None
 
 
 def _hub_resolves() -> bool:

@@ -55,13 +55,17 @@ def task_seed(seed: int, task_id: str) -> int:
     return mix(seed, len(raw), *words)
 
 
-@lru_cache(maxsize=8)
-def _shuffled(seed: int, epoch: int, rows: int) -> tuple[int, ...]:
-    order = list(range(rows))
-    for i in range(rows - 1, 0, -1):
-        j = mix(seed, epoch, i) % (i + 1)
+def _shuffle(order: list[int], *seeds: int) -> None:
+    for i in range(len(order) - 1, 0, -1):
+        j = mix(*seeds, i) % (i + 1)
         order[i], order[j] = order[j], order[i]
-    return tuple(order)
+
+
+@lru_cache(maxsize=8)
+def _shuffled(seed: int, epoch: int, rows: int) -> list[int]:
+    order = list(range(rows))
+    _shuffle(order, seed, epoch)
+    return order
 
 
 def _permute(seed: int, epoch: int, rows: int, position: int) -> int:
@@ -142,10 +146,10 @@ class DataOrder:
         if not self.weighted:
             return task_row(self.seed, ordinal, self.rows, self.shuffle)
         block, position = divmod(ordinal, BLOCK)
-        pattern = self._pattern(block)
-        number = pattern.source[position]
+        order, positions = self._block(block)
+        number = order[position]
         source = self.sources[number]
-        earlier = block * source.share + bisect_left(pattern.positions[number], position)
+        earlier = block * source.share + bisect_left(positions[number], position)
         seed = mix(self.seed, _MIXTURE, number)
         epoch, row = task_row(seed, earlier, source.rows, self.shuffle)
         return epoch, _ends(self.sources)[number] - source.rows + row
@@ -183,30 +187,21 @@ class DataOrder:
         whole = block * self.sources[number].share
         if not position:
             return whole
-        return whole + bisect_left(self._pattern(block).positions[number], position)
+        return whole + bisect_left(self._block(block)[1][number], position)
 
-    def _pattern(self, block: int) -> _Pattern:
-        return _pattern(self.seed, block, tuple(source.share for source in self.sources))
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """One block: the source of each position, and the positions of each source."""
-
-    source: tuple[int, ...]
-    positions: tuple[tuple[int, ...], ...]
+    def _block(self, number: int) -> tuple[list[int], list[list[int]]]:
+        return _block(self.seed, number, tuple(source.share for source in self.sources))
 
 
 @lru_cache(maxsize=16)
-def _pattern(seed: int, block: int, counts: tuple[int, ...]) -> _Pattern:
+def _block(seed: int, block: int, counts: tuple[int, ...]) -> tuple[list[int], list[list[int]]]:
+    """The source of each position of a block, and the positions of each source."""
     order = [number for number, count in enumerate(counts) for _ in range(count)]
-    for i in range(len(order) - 1, 0, -1):
-        j = mix(seed, _MIXTURE, block, i) % (i + 1)
-        order[i], order[j] = order[j], order[i]
+    _shuffle(order, seed, _MIXTURE, block)
     positions: list[list[int]] = [[] for _ in counts]
     for position, number in enumerate(order):
         positions[number].append(position)
-    return _Pattern(tuple(order), tuple(map(tuple, positions)))
+    return order, positions
 
 
 @lru_cache(maxsize=16)

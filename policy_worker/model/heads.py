@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.lm_head import logits_of
-from paceline.model_shape import DEFAULT_CHUNK_MB, tokens_per_chunk
+from paceline.model_shape import DEFAULT_CHUNK_MB, logits_of, tokens_per_chunk
 from policy_worker.model.attention import MicroBatch, whole_row
 from policy_worker.objectives.columns import TokenScores
 

@@ -211,24 +211,20 @@ class FleetConfig(Section):
 
     @model_validator(mode="after")
     def _bounded(self) -> FleetConfig:
-        for role in ("policy", "rollout"):
-            desired = getattr(self, role)
+        scorers = self.scorers.values() if isinstance(self.scorers, dict) else [self.scorers]
+        counts = {"policy": [self.policy], "rollout": [self.rollout], "scorers": scorers}
+        for role, desired in counts.items():
             least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
-            if desired < least:
-                raise ValueError(f"fleet.{role} = {desired} is below fleet.{role}_min = {least}")
-            if most is not None and desired > most:
-                raise ValueError(f"fleet.{role} = {desired} is above fleet.{role}_max = {most}")
-            if self.autoscale and most is None:
-                raise ValueError(f"fleet.autoscale needs a limit: set fleet.{role}_max")
-        counts = self.scorers.values() if isinstance(self.scorers, dict) else [self.scorers]
-        most = self.scorers_max
-        for desired in counts:
-            if desired < self.scorers_min:
+            if min(desired, default=least) < least:
                 raise ValueError(
-                    f"fleet.scorers = {desired} is below fleet.scorers_min = {self.scorers_min}"
+                    f"fleet.{role} = {min(desired)} is below fleet.{role}_min = {least}"
                 )
-            if most is not None and desired > most:
-                raise ValueError(f"fleet.scorers = {desired} is above fleet.scorers_max = {most}")
+            if most is not None and max(desired, default=most) > most:
+                raise ValueError(
+                    f"fleet.{role} = {max(desired)} is above fleet.{role}_max = {most}"
+                )
+            if self.autoscale and most is None and role != "scorers":
+                raise ValueError(f"fleet.autoscale needs a limit: set fleet.{role}_max")
         return self
 
     @property
