@@ -25,53 +25,6 @@ from tests.fakes.peer import Peer
 from tests.fixtures.group_meta import submitted
 
 
-class WatchedPayloads:
-    """The groups of all steps, in a database of its own for each worker: what a worker reads is
-    seen."""
-
-    def __init__(
-        self, redis_url: str, run_id: str, steps: Sequence[list[rollout_pb2.Group]]
-    ) -> None:
-        self._base = redis_url.rpartition("/")[0] if redis_url.count("/") > 2 else redis_url
-        self._payloads = {
-            payload_key(run_id, group.task.task_id, group.task.attempt): encode(group)
-            for groups in steps
-            for group in groups
-        }
-        self._workers: list[str] = []
-        self._client = connect_sync(f"{self._base}/0")
-        self._monitor = self._client.monitor()
-        self._monitor.__enter__()
-        self._seen: dict[str, list[str]] = {}
-
-    def url_of(self, worker_id: str) -> str:
-        if worker_id not in self._workers:
-            self._workers.append(worker_id)
-            with connect_sync(self._url(worker_id)) as client:
-                client.mset(self._payloads)
-        return self._url(worker_id)
-
-    def read(self) -> dict[str, list[str]]:
-        end = secrets.token_hex(8)
-        self._client.echo(end)
-        for command in self._monitor.listen():
-            name, *arguments = command["command"].split(" ")
-            if name == "ECHO" and arguments == [end]:
-                break
-            if name == "MGET":
-                worker_id = self._workers[int(command["db"]) - 1]
-                tasks = [key.split(":")[-2] for key in arguments]
-                self._seen.setdefault(worker_id, []).extend(tasks)
-        return self._seen
-
-    def close(self) -> None:
-        self._monitor.__exit__()
-        self._client.close()
-
-    def _url(self, worker_id: str) -> str:
-        return f"{self._base}/{1 + self._workers.index(worker_id)}"
-
-
 @dataclass
 class FakeMember:
     worker_id: str
@@ -112,7 +65,14 @@ class SmallController(Peer):
         self.checkpoint = ("", 0)
         self.pause_after = len(steps)
         self.draining: set[str] = set()
-        self.payloads = WatchedPayloads(redis_url, self.run_id, steps)
+        with connect_sync(redis_url) as client:
+            client.mset(
+                {
+                    payload_key(self.run_id, group.task.task_id, group.task.attempt): encode(group)
+                    for groups in steps
+                    for group in groups
+                }
+            )
         self.digests: dict[tuple[int, int], set[str]] = {}
         self.stats: list[dict[str, tuple[float, float]]] = []
         self.peer_errors: list[str] = []
@@ -153,13 +113,7 @@ class SmallController(Peer):
         """As if its lease had expired; its session ends with REJOIN once it reads again."""
         self.change(lambda: self._lost(self.workers[worker_id]))
 
-    @property
-    def fetched(self) -> dict[str, list[str]]:
-        """Task ids of the payloads that each worker has read so far."""
-        return self.payloads.read()
-
     def end(self) -> None:
-        self.payloads.close()
         self._background.run(self.close())
         self._background.close()
 
@@ -235,7 +189,7 @@ class SmallController(Peer):
             heartbeat_s=0.2,
             lease_ttl_s=60.0,
             run_dir=self.run_dir,
-            payload_urls=[self.payloads.url_of(request.caller.worker_id)],
+            payload_urls=[self.redis_url],
         )
 
     async def Session(self, requests, context):

@@ -73,12 +73,6 @@ def test_a_run_of_ones_own_gives_the_times(plan, tmp_path):
     run = tmp_path / "earlier"
     run.mkdir()
     (run / "config.toml").write_text((tmp_path / "run.toml").read_text())
-    (run / "events.jsonl").write_text(
-        "".join(
-            json.dumps({"type": "StepCommitted", "step": n, "version": n}) + "\n"
-            for n in range(1, 31)
-        )
-    )
     row = {
         "replicas": 1, "time_compute_s": 3.0, "time_reduce_s": 0.1, "time_commit_s": 0.1,
         "time_publish_s": 0.4, "time_generate_s": 6.0, "response_tokens_mean": 100, "step_s": 3.5,
