@@ -114,6 +114,4 @@ def coverage_of(totals: Totals, state: State) -> CoverageReport:
         for task in tasks.records.values()
         if task.kind is Kind.TRAIN and task.state not in (None, TaskState.TRAINED)
     )
-    return totals.coverage.report(
-        cursor=tasks.cursor, trained=tasks.trained, dropped=tasks.dropped, in_flight=in_flight
-    )
+    return totals.coverage.report(tasks.cursor, in_flight)

@@ -1,8 +1,7 @@
-"""Coverage of the data: what became of every row in every pass over the data, and how the groups
-that were dropped compare with those that were trained. Finished tasks are kept as spans of their
-ordinals, so that every row can be accounted for after the journal was trimmed. Neighbouring
-ordinals merge: a snapshot holds about 16 bytes for each drop, whatever the number of trained tasks.
-A rollback takes the steps back that no checkpoint covers."""
+"""Coverage of the data: what became of every row in every pass over the data. Finished tasks are
+kept as spans of their ordinals, so that every row can be accounted for after the journal was
+trimmed. Neighbouring ordinals merge: a snapshot holds about 16 bytes for each drop, whatever the
+number of trained tasks. A rollback takes the steps back that no checkpoint covers."""
 
 from __future__ import annotations
 
@@ -68,45 +67,15 @@ def order_of(spec: Mapping[str, Any]) -> DataOrder:
     return DataOrder(spec["seed"], spec["dataset_rows"], spec["shuffle"], sources)
 
 
-Group = tuple[int, int, float]
-"""Sequences, completion tokens that could be trained, and mean reward of an accepted group."""
-
-
-def _group_of(meta: Mapping[str, Any]) -> Group:
-    """``meta``: the group as it is journalled."""
-    return meta["sequences"], meta["tokens"], meta["reward_mean"]
-
-
-@dataclass(slots=True)
-class Tally:
-    compact = True
-
-    groups: int = 0
-    sequences: int = 0
-    tokens: int = 0
-    reward_sum: float = 0.0  # Over sequences
-
-    def add(self, group: Group, sign: int = 1) -> None:
-        sequences, tokens, reward_mean = group
-        self.groups += sign
-        self.sequences += sign * sequences
-        self.tokens += sign * tokens
-        self.reward_sum += sign * reward_mean * sequences
-
-
 @dataclass(slots=True)
 class Coverage:
     trained: Spans = field(default_factory=list)  # On the surviving line
     dropped: dict[str, Spans] = field(default_factory=dict)  # By reason
     repeated: list[int] = field(default_factory=list)
     """Tasks that were finished more than once. Always empty unless a promise is broken."""
-    trained_tally: Tally = field(default_factory=Tally)
-    dropped_tally: dict[str, Tally] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     """Rows that the curriculum left out, by "PASS.SOURCE"; their spans are among the trained."""
     order: DataOrder | None = field(default=None, metadata=_NOT_STORED)
-    groups: dict[int, Group] = field(default_factory=dict, metadata=_NOT_STORED)
-    """Accepted groups that are not finished for good, by ordinal."""
     steps: dict[int, list[int]] = field(default_factory=dict, metadata=_NOT_STORED)
     """Ordinals of the committed steps that a rollback may undo, and of the open one."""
     open: int = field(default=0, metadata=_NOT_STORED)  # Number of the open step; 0: none
@@ -118,9 +87,6 @@ class Coverage:
         if state["run_spec"] is not None:
             self.order = order_of(state["run_spec"])
         book = state["steps"]
-        for task_id, _, ordinal, _, _, _, _, _, group, *_ in state["tasks"]["records"].values():
-            if task_id.startswith("t") and group is not None:
-                self.groups[ordinal] = _group_of(group)
         for step, task_ids in book["history"]:
             self.steps[step] = [int(task_id[1:]) for task_id in task_ids]
         if (spec := book["open"]) is not None:
@@ -128,16 +94,11 @@ class Coverage:
         self.checkpoints = [checkpoint[0] for checkpoint in state["versions"]["checkpoints"]]
 
     def take(self, kind: str, event: Mapping[str, Any]) -> None:
-        if kind == EventType.GROUP_ACCEPTED:
-            meta = event["group"]
-            self.groups[int(meta["task_id"][1:])] = _group_of(meta)
-        elif kind == EventType.STEP_OPENED:
+        if kind == EventType.STEP_OPENED:
             self._open_step(event)
         elif kind == EventType.STEP_COMMITTED:
             for ordinal in self.steps.get(self.open, ()):
                 self._finish(self.trained, ordinal)
-                if (group := self.groups.get(ordinal)) is not None:
-                    self.trained_tally.add(group)
             self.open = 0
         elif kind == EventType.STEP_ABORTED:
             if self.open == event["step"]:
@@ -145,9 +106,8 @@ class Coverage:
                 self.open = 0
         elif kind == EventType.TASK_DROPPED:
             if event["task_id"].startswith("t"):
-                self._drop(int(event["task_id"][1:]), str(event["reason"]), event.get("group"))
-        elif kind == EventType.GROUP_LOST:
-            self.groups.pop(int(event["task_id"][1:]), None)
+                spans = self.dropped.setdefault(str(event["reason"]), [])
+                self._finish(spans, int(event["task_id"][1:]))
         elif kind == EventType.ROLLED_BACK:
             self._roll_back(event)
         elif kind == EventType.ROWS_PASSED_OVER:
@@ -157,8 +117,7 @@ class Coverage:
         elif kind == EventType.CHECKPOINT_VOIDED:
             self.checkpoints = [step for step in self.checkpoints if step != event["step"]]
         elif kind == EventType.RUN_EXTENDED:
-            # They are leased again. Their lengths and rewards stay in the tally: those groups were
-            # lost.
+            # They are leased again.
             self.dropped.pop(RUN_ENDED, None)
         elif kind == EventType.RUN_STARTED:
             self.order = order_of(event["spec"])
@@ -171,21 +130,11 @@ class Coverage:
         if not add(spans, ordinal):
             self.repeated.append(ordinal)
 
-    def _drop(self, ordinal: int, reason: str, meta: Mapping[str, Any] | None) -> None:
-        self._finish(self.dropped.setdefault(reason, []), ordinal)
-        group = self.groups.pop(ordinal, None)
-        if group is None and meta:
-            group = _group_of(meta)
-        if group is not None:
-            self.dropped_tally.setdefault(reason, Tally()).add(group)
-
     def _roll_back(self, event: Mapping[str, Any]) -> None:
         for step in [n for n in self.steps if n > event["step"]]:
             undone = self.steps.pop(step)
             for ordinal in undone if step != self.open else ():
                 remove(self.trained, ordinal)
-                if (group := self.groups.get(ordinal)) is not None:
-                    self.trained_tally.add(group, -1)
         self.open = 0
 
     def _pass_over(self, ordinals: Iterable[int]) -> None:
@@ -202,8 +151,7 @@ class Coverage:
         self.checkpoints = [*(n for n in self.checkpoints if n < step), step][-2:]
         if len(self.checkpoints) > 1:
             for covered in [n for n in self.steps if n <= self.checkpoints[0]]:
-                for ordinal in self.steps.pop(covered):
-                    self.groups.pop(ordinal, None)
+                del self.steps[covered]
 
     def count(self) -> int:
         """Tasks that are finished."""
@@ -215,16 +163,9 @@ class Coverage:
         for reason, spans in self.dropped.items():
             yield from ((start, end, reason) for start, end in pairs(spans))
 
-    def report(
-        self,
-        *,
-        cursor: int,
-        trained: int,
-        dropped: Mapping[str, int],
-        in_flight: Iterable[tuple[int, str]],
-    ) -> CoverageReport:
-        """The last three as the ledger has them: tasks dispatched, trained and dropped so far, and
-        (ordinal, state) of those on their way."""
+    def report(self, cursor: int, in_flight: Iterable[tuple[int, str]]) -> CoverageReport:
+        """``cursor``: number of tasks dispatched so far. ``in_flight``: (ordinal, state) of those
+        on their way."""
         if self.order is None:
             return CoverageReport()
         order = self.order
@@ -255,14 +196,7 @@ class Coverage:
             number, source = map(int, key.split("."))
             begun.epochs[number, source].trained -= many
             begun.epochs[number, source].passed_over += many
-        report.compared = list(self._compared(trained, dropped))
         return report
-
-    def _compared(self, trained: int, dropped: Mapping[str, int]) -> Iterator[Comparison]:
-        if total := trained + sum(dropped.values()):
-            yield _comparison(TRAINED, trained, total, self.trained_tally)
-        for reason, groups in sorted(dropped.items()):
-            yield _comparison(reason, groups, total, self.dropped_tally.get(reason, Tally()))
 
 
 @dataclass(slots=True)
@@ -283,25 +217,11 @@ class EpochCoverage:
 
 
 @dataclass(slots=True)
-class Comparison:
-    """Groups with one outcome beside those that were trained."""
-
-    outcome: str
-    """trained, or the reason of a drop."""
-    groups: int
-    share: float  # Share of all finished groups
-    measured: int  # Number of them whose completions are known: the means are over these
-    completion_tokens: float | None
-    reward: float | None
-
-
-@dataclass(slots=True)
 class CoverageReport:
     rows: int = 0
     shuffle: bool = True
     seed: int = 0
     epochs: list[EpochCoverage] = field(default_factory=list)  # Passes that were begun
-    compared: list[Comparison] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """Names of the sources, in the order of their rows."""
     skipped_rows: list[tuple[int, int]] = field(default_factory=list)
@@ -354,10 +274,3 @@ class _Begun:
     def name(self, named: list[tuple[int, int]], start: int, stop: int) -> None:
         for ordinal in range(start, min(stop, start + ROWS_NAMED - len(named))):
             named.append(self.order.place(ordinal))
-
-
-def _comparison(outcome: str, groups: int, total: int, tally: Tally) -> Comparison:
-    means: tuple[float | None, float | None] = None, None
-    if tally.sequences:
-        means = tally.tokens / tally.sequences, tally.reward_sum / tally.sequences
-    return Comparison(outcome, groups, groups / total, tally.groups, *means)

@@ -36,9 +36,7 @@ def verify(
     """Replay the journal, check every invariant, and account for every row of every data-set epoch.
 
     Each row of an epoch is trained once, dropped for a reason, passed over by the curriculum, on
-    its way, or still to come. With several sources, each has epochs of its own. The last table
-    compares the length and the reward of dropped completions with those that were trained: if they
-    differ, what is dropped biases the training.
+    its way, or still to come. With several sources, each has epochs of its own.
 
     If the embedded Redis of the run directory is not running, it is started for the check. Exit
     status 1 if an invariant is violated, or if a row was skipped or trained twice.
@@ -103,14 +101,7 @@ def _print_coverage(coverage: CoverageReport) -> None:
         for e in shown
     ]
     titles = "source|>epoch|>trained|>dropped|>on their way|>to come|>skipped|>twice|>passed over"
-    console = out_console()
-    console.print(table(titles, rows))
-    if coverage.compared:
-        rows = [
-            (c.outcome, c.groups, f"{c.share:.1%}", c.completion_tokens, c.reward)
-            for c in coverage.compared
-        ]
-        console.print(table("outcome|>groups|>share|>tokens a completion|>reward", rows))
+    out_console().print(table(titles, rows))
 
 
 def _by_reason(counts: Mapping[str, int]) -> str:

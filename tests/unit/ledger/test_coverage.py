@@ -92,19 +92,3 @@ def test_a_row_that_is_finished_twice_is_reported(run: Driven) -> None:
     run.totals.take(run.now, again)
     report = run.coverage()
     assert report.twice == 1 and report.repeated_rows == [task_row(1, 2, 10, True)]
-
-
-def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_trained() -> None:
-    run = Driven.fleet("p0", "r0", dataset_rows=10, late_groups="drop")
-    slow = run.lease("r0").leases[0]
-    for _ in range(3):
-        run.train()
-    run.submit("r0", slow, 0, tokens=200, reward_mean=0.9)
-    lost = run.lease("r0").leases[0]
-    run.return_task("r0", lost, "drop", "prompt_too_long")
-    trained, long_prompt, stale = run.coverage().compared
-    assert (trained.outcome, trained.groups, trained.completion_tokens) == ("trained", 12, 10.0)
-    assert (stale.outcome, stale.groups, stale.completion_tokens) == ("stale", 1, 100.0)
-    assert (trained.reward, stale.reward) == (0.5, 0.9)
-    assert (long_prompt.measured, long_prompt.completion_tokens) == (0, None)
-    assert [round(c.share, 3) for c in (trained, stale)] == [0.857, 0.071]
