@@ -15,7 +15,7 @@ from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.data_order import DataSource
 from paceline.dataset.recorded_rows import check_run_rows
-from paceline.dataset.row_source import DataError, Row
+from paceline.dataset.row_source import DataError
 from paceline.dataset.rows import RowSource, check_rows, load_rows
 from paceline.dataset.training_rows import open_training_rows
 from paceline.process.threads import in_daemon_thread
@@ -56,10 +56,8 @@ class DatasetRows:
     async def load(cls, config: Config) -> DatasetRows:
         """Opens the data sets of ``config.data``. Raises DataError with the file and the remedy."""
         data = config.data
-        limit_s = data.open_timeout_s
-        where = data.described
-        what = f"opening the data set {where}"
-        with waiting(WaitKind.DATASET, what, where, limit_s=limit_s):
+        limit_s, where = data.open_timeout_s, data.described
+        with waiting(WaitKind.DATASET, f"opening the data set {where}", where, limit_s=limit_s):
             try:
                 async with asyncio.timeout(limit_s):
                     rows = await in_daemon_thread(lambda: cls._load(config), "dataset")
@@ -98,13 +96,10 @@ class DatasetRows:
 
     async def _of(self, keys: Sequence[_Key]) -> list[str | Exception]:
         # Copied before the wait: meanwhile other requests may evict these rows from the cache.
-        rows: dict[_Key, str | Exception] = {
-            key: self._cache[key] for key in keys if key in self._cache
-        }
+        rows: dict[_Key, str | Exception] = {k: self._cache[k] for k in keys if k in self._cache}
         for key in rows:
             self._cache.move_to_end(key)
-        missing = set(keys) - rows.keys()
-        if missing:
+        if missing := set(keys) - rows.keys():
             # In a thread: the disk may be slow, and the leader has a lease to renew.
             with waiting(WaitKind.DATASET, f"reading rows of {self.path}", self.path):
                 async with self._reading:
@@ -122,7 +117,9 @@ class DatasetRows:
             assert source is not None
             # Whatever one row holds, or has become since it was scanned, fails that row alone.
             try:
-                found[kind, name, index] = _as_json(source[index])
+                text = json.dumps(source[index], ensure_ascii=False)
+                text.encode()  # A message cannot carry a text that has no encoding
+                found[kind, name, index] = text
             except Exception as error:
                 error.add_note(f"row {index} of {source.where}")
                 found[kind, name, index] = error
@@ -135,12 +132,6 @@ class DatasetRows:
         while len(self._cache) > CACHED_ROWS or self._cached_bytes > CACHED_BYTES:
             _, old = self._cache.popitem(last=False)
             self._cached_bytes -= len(old)
-
-
-def _as_json(row: Row) -> str:
-    text = json.dumps(row, ensure_ascii=False)
-    text.encode()  # A message cannot carry a text that has no encoding
-    return text
 
 
 def _open_set(name: str, of: EvalSetConfig, data: DataConfig) -> RowSource:

@@ -82,7 +82,7 @@ class Housekeeping:
             state, now = self._ledger.state, self._context.clock.time()
             self.chore(archive.run(self._term, state, now))
         self.chore(self._write_missing_lines(before))
-        self.chore(self._sweep_when_safe())
+        self.chore(self._sweep())
 
     def _progress(self) -> RunPace:
         state = self._ledger.state
@@ -287,7 +287,7 @@ class Housekeeping:
             # The next leader sweeps what is left.
             event(log, "payloads not deleted", why=str(error), level=logging.WARNING)
 
-    async def _sweep_when_safe(self) -> None:
+    async def _sweep(self) -> None:
         while True:
             await self._until_safe()
             await self.sweep_orphans()

@@ -89,7 +89,9 @@ async def serve(
     to bind; default: ``controller.port``. 0: a Unix socket on one machine, else any free port.
     ``advertise``: host name or address under which others reach this one. Raises BadInput with what
     is wrong and the remedy."""
-    stop = _on_signal()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
     configured = check_bind(config)
     check_sinks(config)
     _make_run_dir(run_dir)
@@ -160,23 +162,13 @@ async def _keep_front(config: Config, run_dir: Path) -> None:
 
 async def _run_until(stop: asyncio.Event, controller: Controller) -> None:
     running = asyncio.create_task(controller.run())
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
+    running.add_done_callback(lambda _: stop.set())
+    await stop.wait()
     if running.done():
         running.result()
     # Longer than a leader takes to hand over. That of a run that has ended first waits until the
     # record of the last checkpoint is synced, to delete the payloads.
     await cancel_all([running], again_s=SYNC_S + 1.5)
-
-
-def _on_signal() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
 
 
 def check_bind(config: Config) -> str | None:

@@ -169,13 +169,13 @@ class ControlPlane:
     async def stream(
         self,
         method: str,
-        request: Any,
+        request: admin_pb2.WatchRequest,
         *,
         idle_s: float | None = 10.0,
         timeout_s: float | None = 60.0,
     ) -> AsyncGenerator[Any, None]:
-        """Yields the replies of a server stream. If the controller is lost, the stream continues at
-        another one after the last reply. ``idle_s``: longest wait for the next message of one
+        """Yields the events of a server stream. If the controller is lost, the stream continues at
+        another one after the last event. ``idle_s``: longest wait for the next message of one
         controller. ``timeout_s``: longest time without any progress; then ControlPlaneUnavailable
         is raised."""
         seen = 0
@@ -196,17 +196,13 @@ class ControlPlane:
                         skip -= 1
                         continue
                     yield reply
-                    positioned = hasattr(reply, "position") and hasattr(request, "after")
-                    # Within a journal entry the stream resumes at the beginning of the entry.
-                    if positioned and reply.position != (request.after or "0-0"):
-                        seen = 0
-                        follow = type(request)()
-                        follow.CopyFrom(request)
-                        follow.after = reply.position
-                        request = follow
-                    else:
-                        seen += 1
                     backoff = Backoff()
+                    seen += 1
+                    # Within a journal entry the stream resumes at the beginning of the entry.
+                    if reply.position != (request.after or "0-0"):
+                        follow = request.follow
+                        request = admin_pb2.WatchRequest(after=reply.position, follow=follow)
+                        seen = 0
             except grpc.aio.AioRpcError as error:
                 failure = self.failed(address, error)
             except TimeoutError:

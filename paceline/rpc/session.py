@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -149,14 +150,11 @@ class WorkerSession:
         backoff = Backoff()
         while not self._closed.is_set():
             address = self.control.address
-            heard = False
             rejoin = False
             try:
                 async for directive in self._connect(address):
-                    if not heard:
-                        heard = True
-                        backoff = Backoff()
-                        self.connected = True
+                    if not self.connected:
+                        self.connected, backoff = True, Backoff()
                         self.control.prefer(address)
                     # A deposed leader may still send.
                     order = (directive.term, directive.seq)
@@ -215,11 +213,10 @@ class WorkerSession:
             while True:
                 read = asyncio.ensure_future(call.read())
                 done = await self._heard(address, {read, gone})
-                if gone in done:
+                if read not in done:
                     read.cancel()
-                    return
-                if not done:
-                    read.cancel()
+                    if gone in done:
+                        return
                     raise TimeoutError
                 directive = read.result()
                 if directive is grpc.aio.EOF:
@@ -270,13 +267,11 @@ class WorkerSession:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 # The reading side gets the error and handles it.
                 return
-            try:
+            with contextlib.suppress(TimeoutError):
                 # Not wait_for: before Python 3.12 it swallows a cancellation that coincides with
                 # the event, and this loop would never end.
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._poked.wait()
-            except TimeoutError:
-                pass
 
     async def _rejoin(self) -> None:
         event(log, "declared dead, rejoining", worker=self.worker_id, level=logging.WARNING)

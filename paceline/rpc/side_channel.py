@@ -47,16 +47,13 @@ class SideChannel:
         role: common_pb2.Role,
         run_dir: Path | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._run_dir = config, run_dir
         self._addresses = list(addresses)
         self._worker_id, self._role = worker_id, role
-        self._run_dir = run_dir
-        self._began = time.monotonic()
+        self._began = self._ran = time.monotonic()
         self._registered = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ran = time.monotonic()
-        self._dumped = False
-        """The stacks of the present stall are in the log."""
+        self._dumped = False  # The stacks of the present stall are in the log
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="side-channel", daemon=True)
         self._thread.start()
@@ -66,7 +63,6 @@ class SideChannel:
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Reports if ``loop`` no longer runs. Called on that loop."""
-        self._ran = time.monotonic()
         self._loop = loop
         self._tick()
 
