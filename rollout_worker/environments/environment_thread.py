@@ -28,7 +28,6 @@ from rollout_worker.environments.base import (
     EnvironmentFailed,
     EnvironmentTask,
     Said,
-    Sample,
     TranscriptFull,
     Turn,
 )
@@ -46,7 +45,6 @@ _present: ContextVar[_Episode] = ContextVar("environment")
 @dataclass(eq=False, slots=True)
 class _Episode:
     thread: BackgroundLoop
-    task: asyncio.Task[Any] | None = None  # In the thread
     result: asyncio.Future[Any] = field(init=False)  # In the worker's loop
     lost: bool = False  # Its thread was abandoned because of another environment
 
@@ -81,8 +79,9 @@ class EnvironmentThread:
         self._thread = self._start()
 
     async def run(self, task: EnvironmentTask, conversation: Conversation, timeout_s: float) -> Any:
-        """The environment's result or exception, which is no BaseException. Raises
-        EnvironmentFailed if its time is over or its thread was lost. Closes ``conversation``."""
+        """The environment's result; None if it ended because its transcript is full. Raises
+        EnvironmentFailed, also if its time is over or its thread was lost. Closes
+        ``conversation``."""
         worker = asyncio.get_running_loop()
 
         async def sample(
@@ -92,18 +91,33 @@ class EnvironmentThread:
             turn = conversation.say(said, max_tokens=max_tokens, stop=stops)
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turn, worker))
 
+        async def play() -> Any:
+            _present.set(episode)
+            if (root := asyncio.current_task()) is not None:
+                self._owners[root] = episode
+            try:
+                return await self._environment(task, sample)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                # The environment, or its OpenAI client, may not catch that the transcript is full.
+                full = isinstance(error, TranscriptFull) or getattr(error, "code", 0) in FULL_CODES
+                if full and conversation.full:
+                    return None
+                # SystemExit and its like would end the thread and all environments in it.
+                line, trace = raised_in(error, __file__)
+                raise EnvironmentFailed(
+                    "environment_error", f"it raised {line}", trace=trace
+                ) from error
+
         episode = _Episode(self._thread)
-        episode.result = asyncio.wrap_future(
-            episode.thread.submit(self._play(episode, task, sample))
-        )
+        episode.result = asyncio.wrap_future(episode.thread.submit(play()))
         self._episodes.add(episode)
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 conversation.own_clock = _OwnTime(limit, timeout_s)
                 return await episode.result
         except TimeoutError:
-            if not limit.expired():
-                raise
             # It may wait for a thread that never returns.
             replace_executor(episode.thread.loop)
             raise await self._blame(episode, timeout_s) from None
@@ -121,24 +135,6 @@ class EnvironmentThread:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.close, _CLOSE_S)
-
-    async def _play(self, episode: _Episode, task: EnvironmentTask, sample: Sample) -> Any:
-        episode.task = asyncio.current_task()
-        _present.set(episode)
-        if episode.task is not None:
-            self._owners[episode.task] = episode
-        try:
-            return await self._environment(task, sample)
-        except (asyncio.CancelledError, TranscriptFull):
-            raise
-        except BaseException as error:
-            # SystemExit and its like would end the thread and all environments in it.
-            if getattr(error, "code", None) in FULL_CODES:
-                raise  # an OpenAI client's word for a full transcript
-            line, trace = raised_in(error, __file__)
-            raise EnvironmentFailed(
-                "environment_error", f"it raised {line}", trace=trace
-            ) from error
 
     def _start(self) -> BackgroundLoop:
         def new_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from paceline.config.schema import Config
 from paceline.dataset.messages import Message
-from paceline.errors import one_line
 from paceline.payloads.group_limits import usable_reward
 from paceline.prompt_tokenizer import Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
@@ -33,11 +32,10 @@ from rollout_worker.environments import base
 from rollout_worker.environments.base import (
     EnvironmentFailed,
     EnvironmentTask,
-    TranscriptFull,
     TurnRewards,
     load,
 )
-from rollout_worker.environments.conversation import FULL_CODES, Conversation
+from rollout_worker.environments.conversation import Conversation
 from rollout_worker.environments.environment_thread import EnvironmentThread
 from rollout_worker.generated_group import GeneratedGroup
 from rollout_worker.held_tasks import (
@@ -151,16 +149,9 @@ class EnvironmentRunner:
             self._server.admit(task.openai, conversation)
         try:
             result = await self._thread.run(task, conversation, timeout_s)
-        except Exception as error:
-            if isinstance(error, EnvironmentFailed):
-                error.number = task.index
-            if conversation.failure is not None or isinstance(error, EnvironmentFailed):
-                raise conversation.failure or error from None
-            # The environment, or its client, may leave it uncaught that the transcript is full.
-            uncaught = isinstance(error, TranscriptFull) or getattr(error, "code", "") in FULL_CODES
-            if not (uncaught and conversation.full):
-                raise EnvironmentFailed("environment_error", one_line(error)) from error
-            result = None
+        except EnvironmentFailed as error:
+            error.number = task.index
+            raise conversation.failure or error from None
         finally:
             if self._server is not None and task.openai is not None:
                 self._server.dismiss(task.openai)
