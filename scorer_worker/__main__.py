@@ -5,8 +5,6 @@ Exit status: 0 after the run has ended or the worker was drained, 2 for bad inpu
 standard error), else 1.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from paceline.config.schema import Config

@@ -8,8 +8,6 @@ time of a request, which the rollout worker sends to another scorer. Leaving: it
 requests, answers those that it has, reports STOPPED and exits 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

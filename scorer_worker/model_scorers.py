@@ -1,7 +1,5 @@
 """Scorers with a model of their own over token ids: log-probs of each token, and reward models."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path

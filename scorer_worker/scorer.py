@@ -1,7 +1,5 @@
 """The scorer interface: completions in, a number for each or numbers for each token out."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod

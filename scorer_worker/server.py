@@ -7,8 +7,6 @@ Unavailable, leaving               UNAVAILABLE           the caller asks another
 any other exception                UNKNOWN               a bug, or the model failed; logged
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

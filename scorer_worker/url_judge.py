@@ -4,8 +4,6 @@ The server's own faults (it does not answer, it is overloaded) are nobody's: the
 again. A request that it refuses, and replies without a score, fail the attempt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

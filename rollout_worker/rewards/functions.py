@@ -1,8 +1,6 @@
 """Reward functions by their names in the config, and their execution for a group, in a scoring
 process or in the worker. Imports no torch: scoring processes use it."""
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import inspect
