@@ -17,6 +17,7 @@ rows as it can, because a step may change few of them (embeddings of tokens that
 offset is random.
 """
 
+import functools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -46,11 +47,15 @@ class ParameterPart(NamedTuple):
 def differing(parts: Iterable[ParameterPart], *, complete: bool) -> list[str]:
     """Names of the weights that differ from their memory in a bit, once converted to its dtype."""
     names, same = [], []
-    lattices = _Lattices()
+    # The same lattice for weights of one shape: it takes longer to make than to read.
+    lattice = functools.cache(_lattice)
     for part in parts:
-        size = part.source.numel()
-        whole = complete or size <= WHOLE
-        for memory, source in _pieces(part) if whole else [lattices.of(part)]:
+        shape = part.source.shape
+        whole = complete or shape.numel() <= WHOLE
+        sample = () if whole else lattice(shape)
+        for memory, source in (
+            _pieces(part) if whole else [(part.memory[sample], part.source[sample])]
+        ):
             expected = source.detach().to(memory.device, memory.dtype)
             names.append(part.name)
             same.append(_bits(memory.detach()).eq(_bits(expected)).all().reshape(1))
@@ -65,34 +70,16 @@ def some(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-class _Lattices:
-    """The samples of one comparison: the same lattice for weights of one shape."""
-
-    def __init__(self) -> None:
-        self._of: dict[torch.Size, tuple[slice, ...]] = {}
-
-    def of(self, part: ParameterPart) -> tuple[Tensor, Tensor]:
-        shape = part.source.shape
-        if shape not in self._of:
-            self._of[shape] = tuple(map(self._slice, shape, _counts(shape)))
-        lattice = self._of[shape]
-        return part.memory[lattice], part.source[lattice]
-
-    def _slice(self, size: int, count: int) -> slice:
-        """``count`` of ``size`` places, at equal distances."""
-        step = size // count
-        start = _places.randrange(size - (count - 1) * step)
-        return slice(start, start + (count - 1) * step + 1, step)
-
-
-def _counts(shape: Sequence[int]) -> list[int]:
-    """Places in each dimension whose product is about SAMPLE."""
-    counts, left = [], SAMPLE
+def _lattice(shape: Sequence[int]) -> tuple[slice, ...]:
+    """About SAMPLE places: in each dimension at equal distances, from a random one on."""
+    slices, left = [], SAMPLE
     for number, size in enumerate(shape):
         last = number == len(shape) - 1
-        counts.append(max(1, min(size, left if last else left // min(_LAST, shape[-1]))))
-        left = max(1, left // counts[-1])
-    return counts
+        count = max(1, min(size, left if last else left // min(_LAST, shape[-1])))
+        left, step = max(1, left // count), size // count
+        start = _places.randrange(size - (count - 1) * step)
+        slices.append(slice(start, start + (count - 1) * step + 1, step))
+    return tuple(slices)
 
 
 def _pieces(part: ParameterPart) -> Iterator[tuple[Tensor, Tensor]]:

@@ -217,10 +217,12 @@ class GroupScores:
         if not weights:
             return scores
         names, began = list(weights), time.monotonic()
-        replies = await _together([self._numbers(name, made, answer) for name in names])
+        replies = await _together([self._ask(name, made, answer, "scores") for name in names])
         totals, components = list(scores.rewards), [dict(c) for c in scores.components]
         for name, numbers in zip(names, replies, strict=True):
             for index, number in enumerate(numbers):
+                if not usable_reward(number):
+                    raise _bad(name, f"returned the score {number}")
                 components[index][PREFIX + name] = number
                 totals[index] += weights[name] * number
         if not all(map(usable_reward, totals)):
@@ -232,41 +234,29 @@ class GroupScores:
 
     async def columns(self, made: GeneratedGroup, answer: Any) -> dict[str, list[bytes]]:
         """By scorer: the bytes of each completion's column. Raises ScorerFailed."""
-        found = await _together([self._tokens(name, made, answer) for name in self._columns])
-        return dict(zip(self._columns, found, strict=True))
+        names = self._columns
+        replies = await _together([self._ask(name, made, answer, "columns") for name in names])
+        for name, columns in zip(names, replies, strict=True):
+            for completion, column in zip(made.completions, columns, strict=True):
+                tokens = len(completion.tokens)
+                if len(column) != 4 * tokens:
+                    raise _bad(name, f"returned {len(column) / 4:g} numbers for {tokens} tokens")
+                if not np.isfinite(np.frombuffer(column, "<f4")).all():
+                    raise _bad(name, "returned log-probs that are not finite")
+        return dict(zip(names, replies, strict=True))
 
-    async def _numbers(self, name: str, made: GeneratedGroup, answer: Any) -> list[float]:
-        found: list[float] = []
-        for count, reply in await self._replies(name, made, answer):
-            if len(reply.scores) != count:
-                raise _bad(name, f"returned {len(reply.scores)} scores for {count} completions")
-            found += reply.scores
-        for number in found:
-            if not usable_reward(number):
-                raise _bad(name, f"returned the score {number}")
-        return found
-
-    async def _tokens(self, name: str, made: GeneratedGroup, answer: Any) -> list[bytes]:
-        found: list[bytes] = []
-        for count, reply in await self._replies(name, made, answer):
-            if len(reply.columns) != count:
-                raise _bad(name, f"returned {len(reply.columns)} columns for {count} completions")
-            found += reply.columns
-        for completion, column in zip(made.completions, found, strict=True):
-            tokens = len(completion.tokens)
-            if len(column) != 4 * tokens:
-                raise _bad(name, f"returned {len(column) / 4:g} numbers for {tokens} tokens")
-            if not np.isfinite(np.frombuffer(column, "<f4")).all():
-                raise _bad(name, "returned log-probs that are not finite")
-        return found
-
-    async def _replies(
-        self, name: str, made: GeneratedGroup, answer: Any
-    ) -> list[tuple[int, scorer_pb2.ScoreReply]]:
+    async def _ask(self, name: str, made: GeneratedGroup, answer: Any, field: str) -> list[Any]:
+        """The field of all replies, with a value for each completion."""
         requests = list(self._requests(name, made, answer))
         timeout_s = self._config.scorers.by_name[name].timeout_s
         replies = await _together([scored(self._living, name, r, timeout_s) for r in requests])
-        return [(len(q.completions), r) for q, r in zip(requests, replies, strict=True)]
+        found: list[Any] = []
+        for request, reply in zip(requests, replies, strict=True):
+            values, count = getattr(reply, field), len(request.completions)
+            if len(values) != count:
+                raise _bad(name, f"returned {len(values)} {field} for {count} completions")
+            found += values
+        return found
 
     def _requests(
         self, name: str, made: GeneratedGroup, answer: Any
