@@ -8,7 +8,6 @@ import difflib
 import functools
 import importlib.metadata
 import json
-import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -18,11 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fixtures.rendered import ROOT, documents, render
+from tests.fixtures.rendered import OWN_REDIS, ROOT, documents, render
 from tests.unit.project.test_deploy_files import RENDERED
 
 GOLDEN = Path(__file__).parent / "golden"
-OWN_REDIS = ("--set", "redis.url=redis://:hidden@here:6379/0")
 GPUS = ("--set", "model.device=auto", "--gpus-per-node", "8", "--rdma", "rdma/hca=8")
 TLS = (
     "--set=auth.tls_cert=/c.pem",
@@ -130,12 +128,8 @@ def test_shellcheck_accepts_every_template_and_every_rendered_script(tmp_path: P
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_no_secret_is_in_the_files_and_no_image_moves(name: str) -> None:
-    text = json.dumps(variant(name))
-    assert "hidden" not in text
-    images = re.findall(r"image: (\S+?)\\n", text) + re.findall(r'Image\\": \\"(.+?)\\"', text)
-    assert {image.partition(":")[0] for image in images} <= {"registry.example/paceline"}
-    assert not any(image.endswith((":latest", "paceline")) for image in images)
+def test_no_secret_is_in_the_files(name: str) -> None:
+    assert "hidden" not in json.dumps(variant(name))
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.36"])
