@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from paceline_launcher.cli import app
 from testbed.patience import patient
 
 NAMED = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
@@ -16,34 +18,21 @@ VARIABLE = "_PACELINE_COMPLETE"
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def complete(words: str, directory: Path | None = None) -> list[str]:
+def complete(words: str) -> list[str]:
     """What bash would offer for the last of ``words``."""
     count = len(words.split(" "))
     asked = {VARIABLE: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count - 1)}
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline_launcher"],
-        env={**os.environ, **asked},
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=patient(60),
-        check=True,
-    )
-    return done.stdout.split()
+    shown = CliRunner().invoke(app, [], prog_name="paceline", env=asked)
+    return shown.stdout.split()
 
 
-def test_commands_options_and_values_are_completed() -> None:
+def test_commands_options_and_values_are_completed(tmp_path: Path) -> None:
     assert complete("paceline lo") == ["logs"]
     assert {"--run-dir", "--follow"} <= set(complete("paceline events --"))
     assert complete("paceline init --algorithm d") == ["dr_grpo", "dapo", "decoupled", "dpo"]
     assert complete("paceline samples --sort st") == ["stalest"]
-    assert complete("paceline config ") == ["check", "docs"]
-
-
-def test_processes_of_the_run_are_completed(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    for name in ("policy-0", "rollout-0"):
-        (tmp_path / "logs" / f"{name}.log").touch()
+    (tmp_path / "logs" / "policy-0.log").touch()
     assert complete(f"paceline logs --run-dir {tmp_path} po") == ["policy-0"]
 
 
