@@ -26,6 +26,7 @@ from paceline.worker_pools import role_of, scorer_of
 
 REQUEST_LIMIT_S = 10.0
 CONFLICTS = 5  # write conflicts in a row after which the provider gives up for this time
+_NOT_SET = "kubernetes.{} is not set and this process is not in a pod: set it"
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -42,10 +43,10 @@ class KubernetesProvider(Provider):
     def _scale(self, pool: str, desired: int) -> str:
         """Blocks. Returns what the workload still lacks. Raises Trouble."""
         workload = self.workload(pool)
-        path = self._path(workload)
+        url = self._url(workload)
         try:
             for _ in range(CONFLICTS):
-                scale = self._ask("GET", path)
+                scale = self._ask("GET", url)
                 replicas = int(scale["spec"].get("replicas", 0))
                 if replicas == desired:
                     there = int(scale.get("status", {}).get("replicas", 0))
@@ -55,7 +56,7 @@ class KubernetesProvider(Provider):
                     "spec": {"replicas": desired},
                 }
                 try:
-                    self._ask("PATCH", path, change)
+                    self._ask("PATCH", url, change)
                     return f"{workload} is scaled from {replicas} to {desired} replicas"
                 except urllib.error.HTTPError as refusal:
                     if refusal.code != 409:
@@ -77,30 +78,26 @@ class KubernetesProvider(Provider):
         name = scorer_of(pool)
         return f"{base}-{name.replace('_', '-')}" if name else base
 
-    def _path(self, workload: str) -> str:
+    def _url(self, workload: str) -> str:
+        """Of the workload's scale subresource. Raises Trouble."""
+        url, namespace = self._config.api_url, self._config.namespace
+        if url is None:
+            host = os.environ.get("KUBERNETES_SERVICE_HOST")
+            if not host:
+                raise Trouble(_NOT_SET.format("api_url"))
+            port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+            url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        if not url.startswith("https://"):
+            raise Trouble("kubernetes.api_url must be https, or the token could be read on the way")
+        if namespace is None:
+            try:
+                namespace = Path(NAMESPACE_FILE).read_text().strip()
+            except OSError:
+                raise Trouble(_NOT_SET.format("namespace")) from None
         kind, _, name = workload.partition("/")
-        return f"/apis/apps/v1/namespaces/{self._namespace()}/{kind}s/{name}/scale"
+        return f"{url.rstrip('/')}/apis/apps/v1/namespaces/{namespace}/{kind}s/{name}/scale"
 
-    def _namespace(self) -> str:
-        if self._config.namespace is not None:
-            return self._config.namespace
-        try:
-            return Path(NAMESPACE_FILE).read_text().strip()
-        except OSError:
-            raise Trouble(
-                "kubernetes.namespace is not set and this process is not in a pod: set it"
-            ) from None
-
-    def _base(self) -> str:
-        if self._config.api_url is not None:
-            return self._config.api_url.rstrip("/")
-        host = os.environ.get("KUBERNETES_SERVICE_HOST")
-        if not host:
-            raise Trouble("kubernetes.api_url is not set and this process is not in a pod: set it")
-        port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(self, method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         # Token and root are read for every request: the kubelet renews the token.
         try:
             token = Path(self._config.token_file).read_text().strip()
@@ -113,9 +110,6 @@ class KubernetesProvider(Provider):
         if body is not None:
             headers["Content-Type"] = "application/merge-patch+json"
             data = json.dumps(body).encode()
-        url = self._base() + path
-        if not url.startswith("https://"):
-            raise Trouble("kubernetes.api_url must be https, or the token could be read on the way")
         request = urllib.request.Request(url, data, headers, method=method)
         try:
             context = ssl.create_default_context(cafile=self._config.ca_file)

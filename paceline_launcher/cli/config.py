@@ -224,8 +224,8 @@ def check_reward(
         completion=completion,
         answers=[("this row", values.get(field))] if field in values else [],
     )
-    if tried.problem or tried.slow:
-        raise BadInput(tried.problem or "it took too long")
+    if tried.problem:
+        raise BadInput(tried.problem)
     trial: dict[str, Any] = json.loads(tried.lines[-1])
     if as_json:
         print_json(trial)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,14 @@ class RunWait:
         answer."""
         status, reason = await self._ended()
         self.note(f"the run has {status}")
-        await self._workers_left()
-        await self._files_tell(status)
+        with contextlib.suppress(ControlPlaneUnavailable):  # the controllers end with the run
+            await self._wait("not all workers have left", self.config.fleet.finish_s, self._left)
+
+        async def told() -> bool:
+            return Projection.read(self.run_dir).history.status == status
+
+        # Controllers write the files, perhaps on another machine and to another --run-dir.
+        await self._wait(f"{self.run_dir} does not tell of the end of the run", FILES_S, told)
         redis = self.config.redis
         known = redis.url is not None or embedded_pid(self.run_dir) is not None
         return await close_books(
@@ -165,31 +172,18 @@ class RunWait:
                     return str(status.phase), str(status.reason)
             await asyncio.sleep(POLL_S)
 
-    async def _workers_left(self) -> None:
-        """Returns once all workers have left, which write the last checkpoint, or after
-        fleet.finish_s."""
-        try:
-            async with asyncio.timeout(self.config.fleet.finish_s):
-                while True:
-                    status = await leader_status(self.control, ASK_LIMIT_S)
-                    if all(worker.state in GONE for worker in status.workers):
-                        return
-                    await asyncio.sleep(POLL_S)
-        except ControlPlaneUnavailable:
-            return  # the controllers end with the run: nobody knows better
-        except TimeoutError:
-            limit_s = self.config.fleet.finish_s
-            self.note(f"not all workers have left within {limit_s:g} s (fleet.finish_s)")
+    async def _left(self) -> bool:
+        """True once all workers have left, which write the last checkpoint."""
+        status = await leader_status(self.control, ASK_LIMIT_S)
+        return all(worker.state in GONE for worker in status.workers)
 
-    async def _files_tell(self, status: str) -> None:
-        """Returns once the run's files tell of the end."""
+    async def _wait(
+        self, otherwise: str, limit_s: float, done: Callable[[], Awaitable[bool]]
+    ) -> None:
         try:
-            async with asyncio.timeout(FILES_S):
-                # Another process writes them, perhaps on another machine.
-                while Projection.read(self.run_dir).history.status != status:  # noqa: ASYNC110
+            async with asyncio.timeout(limit_s):
+                # Another process does it, perhaps on another machine.
+                while not await done():  # noqa: ASYNC110
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            self.note(
-                f"{self.run_dir} does not tell of the end of the run: do the controllers have the "
-                "same --run-dir?"
-            )
+            self.note(f"{otherwise} within {limit_s:g} s")

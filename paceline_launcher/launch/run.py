@@ -200,15 +200,9 @@ class Run:
 
     def _adopted_ports(self) -> list[int]:
         """Ports of the controllers that are taken over: the running workers know only these."""
-        if self.earlier is None:
-            return []
-        ports = {
-            process.name: port_of(process.address)
-            for process in self.earlier.processes
-            if process.role == CONTROLLER
-        }
-        names = [f"{CONTROLLER}-{index}" for index in range(self.config.fleet.controllers)]
-        return [ports[name] for name in names if name in ports]
+        processes = self.earlier.processes if self.earlier is not None else []
+        ports = [port_of(p.address) for p in processes if p.role == CONTROLLER]
+        return ports[: self.config.fleet.controllers]
 
     def _on_first_signal(self) -> None:
         self.console.note(

@@ -3,8 +3,8 @@ torch, must not stay in the launcher."""
 
 import json
 import subprocess
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
@@ -16,47 +16,32 @@ from paceline_launcher.preflight.findings import (
     Start,
     fail,
     ok,
-    skip,
     warn,
 )
 
-LIMIT_S = 600.0
 
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    problem: str
-    """The reason why it cannot be used, or empty."""
-    lines: tuple[str, ...] = ()
-    """Lines of its standard output."""
-    slow: bool = False
-    """It was given up: a slow machine is no error."""
+class Tried(NamedTuple):
+    problem: str  # the reason why it cannot be used, or empty
+    lines: Sequence[str] = ()  # of its standard output
 
     def findings(self, setting: str, remedy: str = CORRECT) -> Findings:
-        """The problem, or that nothing was found out."""
         if self.problem:
             yield fail(f"{setting}{self.problem}", remedy)
-        elif self.slow:
-            yield skip(f"{setting}it took longer than {LIMIT_S:.0f} s, and a worker will find out")
 
 
 def try_import(check: str, name: str, **given: Any) -> Tried:
     """Runs ``check``, a module of ours that imports ``name``. ``given``, JSON, goes to its standard
     input: a command line is for every user of the machine to read."""
-    try:
-        done = subprocess.run(
-            python_module(check),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=LIMIT_S,
-            input=json.dumps({"name": name, **given}, default=str),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Tried("", slow=True)
+    done = subprocess.run(
+        python_module(check),
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        input=json.dumps({"name": name, **given}, default=str),
+        check=False,
+    )
     if done.returncode == 0:
-        return Tried("", tuple(line for line in done.stdout.splitlines() if line.strip()))
+        return Tried("", [line for line in done.stdout.splitlines() if line.strip()])
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     if not lines:
         return Tried(f"{name}: its import ended the process with exit status {done.returncode}")
@@ -90,7 +75,7 @@ def rewards(start: Start) -> Findings:
         row=start.data.first_row,
         answers=list(start.data.answers(config.data.answer_field)),
     )
-    if tried.problem or tried.slow:
+    if tried.problem:
         named = [f"{setting}: " for name, setting in settings.items() if name in tried.problem]
         yield from tried.findings(named[0] if named else "rewards: ", REWARD)
         return
