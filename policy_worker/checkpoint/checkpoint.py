@@ -23,18 +23,16 @@ import contextlib
 import json
 import logging
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.config.load import fleet_digest
@@ -59,7 +57,6 @@ from policy_worker.checkpoint.atomic_directory import (
 )
 from policy_worker.checkpoint.shards import (
     StateSnapshot,
-    files_of,
     first_gap,
     named_tensors,
     random_file,
@@ -67,7 +64,6 @@ from policy_worker.checkpoint.shards import (
     read_shards,
     set_random_states,
     shared_weights,
-    slices_of,
     stored_tensors,
     write_shards,
 )
@@ -78,7 +74,6 @@ from policy_worker.ranks.rank_group import FOREVER
 from policy_worker.rows.replica import Replica
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 FORMAT = 1
 HOST = torch.device("cpu")
 
@@ -150,16 +145,12 @@ class Checkpointer:
             begun=begun,
         )
         self._newest = job
-        return self._writer.submit(self._write_marked, job)
+        return self._writer.submit(self._write, job)
 
     def before_change(self) -> None:
         """Has all that is queued on the device from now on wait for the copies under way: it may
         change the state."""
         self._copies.before_change()
-
-    def _write_marked(self, job: _Job) -> CheckpointInfo:
-        with waiting(WaitKind.CHECKPOINT, f"writing checkpoint {job.path}", str(job.path)):
-            return self._write(job)
 
     def abandon(self, version: Version) -> None:
         """A write of ``version`` or a later one that is under way leaves no checkpoint, and its
@@ -181,7 +172,7 @@ class Checkpointer:
         CheckpointError, on every rank if it does on one; the state is unusable then."""
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
-        meta = self._checked_meta(path, targets, on_progress)
+        meta = self._checked_meta(path, on_progress)
         if strange := sorted(targets.keys() ^ stored_tensors(path).keys()):
             where = "checkpoint" if strange[0] in targets else "model"
             raise CheckpointError(
@@ -213,7 +204,7 @@ class Checkpointer:
         CheckpointError."""
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
-        meta = self._checked_meta(path, targets, on_progress)
+        meta = self._checked_meta(path, on_progress)
         stored = stored_tensors(path).keys()
         whole = targets.keys() == stored
         differs = f"model.initial_checkpoint: {path} is of another model than model.path"
@@ -227,47 +218,19 @@ class Checkpointer:
         _read(path, targets, differs, on_progress)
         event(log, "began with a checkpoint", path=path, of_step=meta["step"], optimizer=whole)
 
-    def _checked_meta(
-        self, path: Path, targets: Mapping[str, Tensor], on_progress: Callable[[], None]
-    ) -> dict[str, Any]:
-        """meta.json. The ranks of a host share the check of the files that they need: 96 GB (8B
-        parameters) are read once for it, and not by each of 8."""
-        problem, meta, needed = "", dict[str, Any](), set[str]()
+    def _checked_meta(self, path: Path, on_progress: Callable[[], None]) -> dict[str, Any]:
+        """meta.json. The ranks share the check of the files: 96 GB (8B parameters) are read once
+        for it, and not by each of 8."""
+        problem, meta = "", dict[str, Any]()
         try:
             meta = meta_of(path)
-            needed = self._needed_files(path, meta, targets)
+            mine = sorted(meta["files"])[self._replica.rank :: self._replica.size]
+            check_files(path, meta, mine, on_progress)
         except CheckpointError as error:
             problem = str(error)
-        host = socket.gethostname()
-        said = self._replica.gather([host, sorted(needed), problem])
-        here = [rank for rank, (of, *_) in enumerate(said) if of == host]
-        if not any(error for *_, error in said):
-            names = sorted({name for rank in here for name in said[rank][1]})
-            try:
-                mine = names[here.index(self._replica.rank) :: len(here)]
-                check_files(path, meta, mine, on_progress)
-            except CheckpointError as error:
-                problem = str(error)
         if found := next(filter(None, self._replica.gather(problem)), ""):
             raise CheckpointError(found)
         return meta
-
-    def _needed_files(
-        self, path: Path, meta: Mapping[str, Any], targets: Mapping[str, Tensor]
-    ) -> set[str]:
-        """Files that this rank reads; all of them if their headers are not those of a checkpoint:
-        one is damaged."""
-        for name, wanted in meta["files"].items():
-            size = _of_file(path, name, lambda file: file.stat().st_size)
-            if size != wanted["size"]:
-                raise CheckpointError(
-                    f"{path} is damaged: {name} has {size} bytes, {wanted['size']} were written"
-                )
-        try:
-            needed = files_of(path, slices_of(targets))
-        except (SafetensorError, ValueError, KeyError):
-            return set(meta["files"])
-        return (needed | {random_file(self._replica.rank)}) & set(meta["files"])
 
     def delete(self, paths: Iterable[str | Path]) -> None:
         """Removes checkpoints in the background. Ignores what is not a checkpoint of this run."""
@@ -292,12 +255,13 @@ class Checkpointer:
     def _write(self, job: _Job) -> CheckpointInfo:
         partial = job.path.with_name(f".{job.path.name}")
         try:
-            if self._replica.leads:
-                files = self._write_and_complete(job, partial)
-            else:
-                self._await_message(job, 0)
-                files = self._write_mine(job, partial)
-                self._send(job, {"files": files})
+            with waiting(WaitKind.CHECKPOINT, f"writing checkpoint {job.path}", str(job.path)):
+                if self._replica.leads:
+                    files = self._write_and_complete(job, partial)
+                else:
+                    self._await_message(job, 0)
+                    files = self._write_mine(job, partial)
+                    self._send(job, {"files": files})
         except BaseException as error:
             self._send(job, {"error": str(error)})
             event(log, "checkpoint failed", logging.ERROR, step=job.step, error=error)
@@ -458,13 +422,6 @@ def meta_of(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _of_file(path: Path, name: str, look: Callable[[Path], T]) -> T:
-    try:
-        return look(path / name)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is damaged: {name} is missing") from None
-
-
 def check_files(
     path: Path,
     meta: Mapping[str, Any],
@@ -475,6 +432,9 @@ def check_files(
     differs."""
     for name in names:
         wanted = meta["files"][name]
-        found = _of_file(path, name, lambda file: fingerprint(file, on_progress))
+        try:
+            found = fingerprint(path / name, on_progress)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is damaged: {name} is missing") from None
         if found != wanted:
             raise CheckpointError(f"{path} is damaged: {name} is {found}, was written as {wanted}")

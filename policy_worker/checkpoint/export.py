@@ -103,9 +103,7 @@ def export(
 
 
 def _chosen_part(meta: dict[str, Any], part: str | None, checkpoint: Path) -> dict[str, Any]:
-    # Checkpoints of releases before parts name none.
-    policy = {"name": "policy", "head": "lm", "path": meta["model"]["path"]}
-    parts = meta.get("parts") or [policy]
+    parts = meta["parts"]
     for found in parts:
         if part in (None, found["name"]):
             return {**found, "main": found is parts[0]}

@@ -17,7 +17,7 @@ import json
 import math
 import random
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor
 
 from paceline.payloads.transfer_limits import slices
@@ -40,9 +39,6 @@ from policy_worker.model.train_state import TrainState
 FILE_BYTES = 1 << 30
 """A file is serialised in memory before it is written: more tensors than this go to another file.
 """
-
-Slice = tuple[tuple[int, ...], Sequence[int]]
-"""Part of a whole tensor: its offset and its shape."""
 
 # Each rank saves by itself on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
@@ -125,35 +121,6 @@ def stored_tensors(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]
     """Shape and dtype of every tensor stored in ``directory``, from the files' headers."""
     stored = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     return {name: (found.size, found.properties.dtype) for name, found in stored.items()}
-
-
-def slices_of(targets: Mapping[str, Tensor]) -> dict[str, Slice]:
-    """The part of each whole tensor that this rank holds, of those of which it holds any."""
-    found = {name: _slice_of(target) for name, target in targets.items()}
-    return {name: (offset, local.shape) for name, (local, offset) in found.items() if local.numel()}
-
-
-def files_of(directory: Path, slices: Mapping[str, Slice]) -> set[str]:
-    """Names of the files that store any of ``slices``, by the files' headers. Names that are not
-    stored are left out. Raises ValueError if what is stored does not make up a slice: a header that
-    is damaged hides no part of one."""
-    metadata = HuggingFaceStorageReader(str(directory)).read_metadata()
-    files: set[str] = set()
-    for name, (offset, shape) in slices.items():
-        stored = metadata.state_dict_metadata.get(name)
-        if stored is None:
-            continue
-        filled = 0
-        for chunk in stored.chunks:
-            sides = zip(offset, shape, chunk.offsets, chunk.sizes, strict=True)
-            common = math.prod(max(0, min(o + n, at + m) - max(o, at)) for o, n, at, m in sides)
-            if common:
-                place = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
-                files.add(Path(place.relative_path).name)
-                filled += common
-        if filled != math.prod(shape):
-            raise ValueError(f"what is stored does not make up {name}")
-    return files
 
 
 def first_gap(directory: Path, shapes: Mapping[str, torch.Size]) -> str | None:

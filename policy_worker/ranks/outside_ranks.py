@@ -82,7 +82,14 @@ class OutsideRank:
         life = RankLinks(links, beat_s=fleet.heartbeat_s, silence_s=fleet.lease_ttl_s)
         event(log, "ranks met", rank=place.rank, size=place.size, master=place.master)
         interface = os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of(address)
-        own = RankPlace(place.rank, place.size, identity, device_type, interface, self.host)
+        own = RankPlace(
+            rank=place.rank,
+            size=place.size,
+            identity=identity,
+            device=device_type,
+            interface=interface,
+            host=self.host,
+        )
         with _replica_errors():
             return RankGroup(own, store, life), worker_id
 

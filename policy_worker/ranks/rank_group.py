@@ -3,10 +3,10 @@
     controller ◄──► rank 0 (the worker)               ranks 1..n-1
                       │   operations (JSON, gloo)  ──►  executed in order
                       │   agree / gather         ◄──► the result of every rank
-                      └── "epoch n is over" (shared) ◄► read between slices of a collective
+                      └── "epoch n is over" (links) ◄──► read between slices of a collective
 
 - Only rank 0 talks to the controller. The others execute the operations that it announces.
-- A rank that dies ends the replica (``RankLife``). Half a replica holds half the parameters:
+- A rank that dies ends the replica (``rank_links``). Half a replica holds half the parameters:
   nothing it could still do would be right.
 - Rank 0 starts the others on its host (``start_ranks``), where channels bind to loopback; or all
   are started from outside, on any hosts (``outside_ranks``). Nothing here is pickled.
@@ -15,14 +15,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import mmap
+import math
 import os
 import secrets
+import signal
+import socket
 import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -37,12 +39,11 @@ from paceline.process.user_code import python_module
 from paceline.v1 import rollout_pb2
 from policy_worker.ranks.child_ranks import (
     RANK_SETTINGS,
-    ChildRanks,
-    RankLife,
     RankPlace,
     RankSettings,
     die_with_parent,
 )
+from policy_worker.ranks.rank_links import END_S, RankLinks, RankLost, end_process
 from policy_worker.rows.replica import Replica, ReplicaBroken
 
 COMMAND_BYTES = 256 << 20
@@ -52,6 +53,10 @@ FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
 STOP = "stop"
 """Announced in place of an operation: the process exits."""
+CHILD_BEAT_S = 60.0
+"""Of children nobody needs to hear: the kernel closes the link of one that ends, and one that is
+stopped is reported by rank 0 (``StuckRanks``)."""
+Child = subprocess.Popen[bytes]
 
 
 class RankGroup(Replica):
@@ -60,13 +65,19 @@ class RankGroup(Replica):
     command_bytes = COMMAND_BYTES
     mesh: DeviceMesh
 
-    def __init__(self, place: RankPlace, store: dist.Store, life: RankLife) -> None:
+    def __init__(
+        self,
+        place: RankPlace,
+        store: dist.Store,
+        life: RankLinks,
+        children: Sequence[Child] = (),
+    ) -> None:
         super().__init__()
         self.rank, self.size = place.rank, place.size
         self.identity, self.host = place.identity, place.host
         self.store = store
-        self.follower_pids = life.follower_pids
-        self._life = life
+        self.follower_pids = [child.pid for child in children]
+        self._life, self._children = life, children
         self._closing = threading.Event()
         self._given_up = False
         with _gloo_interface(place.interface):
@@ -163,6 +174,12 @@ class RankGroup(Replica):
             dist.destroy_process_group()
         if not self.leads:
             self._life.await_end()
+        for child in self._children:
+            try:
+                child.wait(END_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
 
 
 def start_ranks(
@@ -188,52 +205,61 @@ def start_ranks(
         # PR_SET_PDEATHSIG fires when the *thread* that spawned the child ends.
         raise RuntimeError("a replica must be started from the main thread")
     store = host_store("127.0.0.1", timedelta(minutes=5))
-    children = []
-    with tempfile.TemporaryFile() as shared:
-        shared.truncate(mmap.PAGESIZE)
-        epochs = mmap.mmap(shared.fileno(), mmap.PAGESIZE)
-        settings = RankSettings(
-            rank=0,
-            size=size,
-            identity=secrets.token_hex(6),
-            port=store.port,
-            parent=os.getpid(),
-            epochs=shared.fileno(),
-            device=device_type,
-            threads=threads,
-            config=config_json,
-        )
-        for rank in range(1, size):
-            env = os.environ | {
-                "OMP_NUM_THREADS": str(threads),
-                "MKL_NUM_THREADS": str(threads),
-                RANK_SETTINGS: json.dumps(asdict(replace(settings, rank=rank))),
-            }
-            children.append(
-                subprocess.Popen(
-                    [*python_module(worker[0]), *worker[1:]],
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(shared.fileno(),),
-                )
+    settings = RankSettings(
+        rank=0,
+        size=size,
+        identity=secrets.token_hex(6),
+        port=store.port,
+        parent=os.getpid(),
+        link=-1,
+        device=device_type,
+        threads=threads,
+        config=config_json,
+    )
+    children, links = dict[int, Child](), dict[int, socket.socket]()
+    for rank in range(1, size):
+        links[rank], theirs = socket.socketpair()
+        given = replace(settings, rank=rank, link=theirs.fileno())
+        env = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            RANK_SETTINGS: json.dumps(asdict(given)),
+        }
+        with theirs:
+            children[rank] = subprocess.Popen(
+                [*python_module(worker[0]), *worker[1:]],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
             )
+    lost = functools.partial(_end_with_child, children)
+    life = RankLinks(links, beat_s=CHILD_BEAT_S, silence_s=math.inf, lost=lost)
     try:
-        return RankGroup(settings.place, store, ChildRanks(0, size, epochs, children))
+        return RankGroup(settings, store, life, list(children.values()))
     except (RuntimeError, dist.DistError) as error:
-        for child in children:
+        for child in children.values():
             child.kill()
         raise ReplicaBroken(f"the replica's ranks did not come together: {error}") from error
+
+
+def _end_with_child(children: Mapping[int, Child], lost: RankLost) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        status = children[lost.rank].wait(END_S)
+        if -status in (signal.SIGKILL, signal.SIGTERM):
+            # Killed from outside, the replica is too: a launcher that starts failures anew only so
+            # often must not take this for one.
+            os.kill(os.getpid(), signal.SIGKILL)
+    end_process(lost)
 
 
 def join_ranks() -> tuple[RankGroup, str]:
     """Joins the replica that spawned this process. Returns it and rank 0's ``config_json``."""
     settings = die_with_parent()
     torch.set_num_threads(settings.threads)
-    epochs = mmap.mmap(settings.epochs, mmap.PAGESIZE)
-    os.close(settings.epochs)
+    link = socket.socket(fileno=settings.link)
+    life = RankLinks({0: link}, beat_s=CHILD_BEAT_S, silence_s=math.inf)
     store = dist.TCPStore("127.0.0.1", settings.port, None, timeout=timedelta(minutes=5))
-    life = ChildRanks(settings.rank, settings.size, epochs)
-    return RankGroup(settings.place, store, life), settings.config
+    return RankGroup(settings, store, life), settings.config
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""TCP links between rank 0 and every other rank of a replica, on any hosts: heartbeats, ends of
-epochs, farewells.
+"""Links between rank 0 and every other rank of a replica, on one host or several: heartbeats, ends
+of epochs, farewells.
 
     rank 0 ──"." or "x", newest ended epoch──► each other rank
            ◄────────────────────────────────   every beat, and at once when an epoch ends
@@ -26,10 +26,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.process.structured_log import event
-from policy_worker.ranks.child_ranks import END_S
 
 log = logging.getLogger(__name__)
 
+END_S = 10.0
 ALIVE, FAREWELL = b".", b"x"
 _MESSAGE = struct.Struct("!cq")
 _READ_BYTES = 4096
@@ -46,17 +46,22 @@ class _Peer:
     open: bool = True
 
 
-def end_process(why: str) -> None:
+class RankLost(Exception):
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank}: {why}")
+        self.rank = rank
+
+
+def end_process(lost: RankLost) -> None:
     """Ends this process at once: its other threads may wait in a collective for ever."""
-    event(log, "rank lost, replica ends", logging.ERROR, why=why)
+    event(log, "rank lost, replica ends", logging.ERROR, why=lost)
     logging.shutdown()
     os._exit(1)
 
 
 class RankLinks:
-    """``RankLife`` of ranks that were started from outside."""
-
-    follower_pids = ()
+    """Life of one rank, which the others share beside collectives. Until ``begin_end`` the end of
+    another rank ends this process."""
 
     def __init__(
         self,
@@ -64,10 +69,10 @@ class RankLinks:
         *,
         beat_s: float,
         silence_s: float,
-        lost: Callable[[str], None] = end_process,
+        lost: Callable[[RankLost], None] = end_process,
     ) -> None:
-        """``links``: connected sockets by the rank at the other end. ``lost`` is called once, on
-        the thread of the links."""
+        """``links``: connected sockets by the rank at the other end. ``silence_s``: the time after
+        which a silent rank counts as lost. ``lost`` is called once, on the thread of the links."""
         self._peers = [_Peer(rank, link) for rank, link in links.items()]
         self._leads = 0 not in links
         self._beat_s, self._silence_s, self._lost = beat_s, silence_s, lost
@@ -84,9 +89,12 @@ class RankLinks:
 
     @property
     def ended_epoch(self) -> int:
+        """Newest epoch that a rank has ended, as far as this rank knows; 0 for none. Any thread,
+        without blocking."""
         return self._epoch
 
     def end_epoch(self, epoch: int) -> None:
+        """Epochs up to ``epoch`` are over for all ranks. Any thread, without blocking."""
         with self._lock:
             if epoch <= self._epoch:
                 return
@@ -94,9 +102,12 @@ class RankLinks:
         self._poke()
 
     def begin_end(self) -> None:
+        """From here on the other ranks may end."""
         self._may_end.set()
 
     def await_end(self) -> None:
+        """After begin_end(). Rank 0: waits until the others have said that they end, at most 10 s.
+        The others: say it."""
         if self._leads:
             self._all_left.wait(END_S)
         self._farewell = True
@@ -112,72 +123,78 @@ class RankLinks:
     # -- on the thread of the links -----------------------------------------------------------
 
     def _run(self) -> None:
+        lost: RankLost | None = None
+        try:
+            self._serve()
+        except RankLost as error:
+            lost = error
+        for peer in self._peers:
+            peer.link.close()
+        self._all_left.set()
+        if lost is not None:
+            self._lost(lost)
+
+    def _serve(self) -> None:
+        """Until all ranks have left. Raises RankLost."""
         with selectors.DefaultSelector() as ready:
             ready.register(self._woken, selectors.EVENT_READ)
             for peer in self._peers:
                 ready.register(peer.link, selectors.EVENT_READ, peer)
-            beat, why = 0.0, ""
-            while not why and any(peer.open for peer in self._peers):
-                wait_s = max(0.0, beat - time.monotonic())
-                for key, _ in ready.select(wait_s):
+            beat = 0.0
+            while any(peer.open for peer in self._peers):
+                for key, _ in ready.select(max(0.0, beat - time.monotonic())):
                     if key.data is None:
                         self._woken.recv(_READ_BYTES)
                         beat = 0.0
-                    else:
-                        why = why or self._read(key.data)
-                        if not key.data.open:
-                            ready.unregister(key.data.link)
+                        continue
+                    self._read(key.data)
+                    if not key.data.open:
+                        ready.unregister(key.data.link)
                 now = time.monotonic()
-                why = why or self._silent(now)
+                self._check_silence(now)
                 if now >= beat:
                     beat = now + self._beat_s
-                    why = why or self._send_all()
+                    self._send_all()
                 if self._leads and all(p.left or not p.open for p in self._peers):
-                    break
+                    return
                 if self._farewell and not any(p.unsent for p in self._peers if p.open):
-                    break
-        for peer in self._peers:
-            peer.link.close()
-        self._all_left.set()
-        if why:
-            self._lost(why)
+                    return
 
-    def _read(self, peer: _Peer) -> str:
-        """Reads what has arrived. Returns the reason if the replica has to end."""
+    def _read(self, peer: _Peer) -> None:
+        """Reads what has arrived."""
         try:
             data = peer.link.recv(_READ_BYTES)
         except BlockingIOError:
-            return ""
+            return
         except OSError as error:
-            return self._closed(peer, str(error))
+            self._closed(peer, str(error))
+            return
         if not data:
-            return self._closed(peer, "its link has closed")
+            self._closed(peer, "its link has closed")
+            return
         peer.heard = time.monotonic()
         data = peer.unread + data
         whole = len(data) - len(data) % _MESSAGE.size
         peer.unread = data[whole:]
         for kind, epoch in _MESSAGE.iter_unpack(data[:whole]):
             if kind not in (ALIVE, FAREWELL):
-                return self._closed(peer, "it speaks another protocol")
+                self._closed(peer, "it speaks another protocol")
+                return
             peer.left = peer.left or kind == FAREWELL
             self.end_epoch(epoch)
-        return ""
 
-    def _closed(self, peer: _Peer, why: str) -> str:
+    def _closed(self, peer: _Peer, why: str) -> None:
         peer.open = False
-        if peer.left or self._may_end.is_set():
-            return ""
-        return f"rank {peer.rank}: {why}"
+        if not peer.left and not self._may_end.is_set():
+            raise RankLost(peer.rank, why)
 
-    def _silent(self, now: float) -> str:
-        if self._may_end.is_set():
-            return ""
+    def _check_silence(self, now: float) -> None:
         for peer in self._peers:
-            if peer.open and not peer.left and now - peer.heard > self._silence_s:
-                return f"rank {peer.rank}: no message for {now - peer.heard:.1f} s"
-        return ""
+            expected = peer.open and not peer.left and not self._may_end.is_set()
+            if expected and now - peer.heard > self._silence_s:
+                raise RankLost(peer.rank, f"no message for {now - peer.heard:.1f} s")
 
-    def _send_all(self) -> str:
+    def _send_all(self) -> None:
         message = _MESSAGE.pack(FAREWELL if self._farewell else ALIVE, self._epoch)
         for peer in self._peers:
             if not peer.open:
@@ -191,6 +208,4 @@ class RankLinks:
             except BlockingIOError:
                 continue
             except OSError as error:
-                if why := self._closed(peer, str(error)):
-                    return why
-        return ""
+                self._closed(peer, str(error))

@@ -1,6 +1,5 @@
 """SIGKILL at any instant leaves the old checkpoints, or the old ones and a complete new one."""
 
-import fcntl
 import json
 import os
 import subprocess
@@ -44,14 +43,12 @@ def test_litter_of_a_dead_writer_is_removed_and_that_of_a_living_one_kept(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_name_never_disappears_while_it_is_replaced(tmp_path):
+def test_a_new_directory_takes_the_place_of_the_old_one(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "value").write_text("old")
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "value").write_text("new")
-    held = os.open(tmp_path / "new", os.O_RDONLY)  # as a writer holds its directory
-    fcntl.flock(held, fcntl.LOCK_EX)
-    put_in_place(tmp_path / "new", tmp_path / "old")
-    os.close(held)
+    with locked_directory(tmp_path / "new"):  # as a writer holds it
+        put_in_place(tmp_path / "new", tmp_path / "old")
     assert (tmp_path / "old" / "value").read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["old"]

@@ -24,7 +24,6 @@ from tests.fixtures.rank_scenarios.steps import groups_of
 from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config, tiny_state
 
 STEPS = 3
-HOSTS = (["a", "a"], ["a", "b"])
 
 pytestmark = [
     pytest.mark.long,
@@ -56,13 +55,11 @@ def critic_config(folder):
 
 @pytest.fixture(scope="module")
 def by_two(folder, config, critic_config):
-    """What one replica of two ranks does: a training, checks of its checkpoint on HOSTS, and the
-    training of a critic."""
+    """What one replica of two ranks does: a training, and that of a critic."""
     arguments = {"config": config.model_dump_json(), "run_dir": _made(folder / "two")}
     critic = {"config": critic_config.model_dump_json(), "run_dir": _made(folder / "critic-two")}
     each = {
         "trained": ("trainer", arguments | {"steps": STEPS}),
-        **{"".join(hosts): ("checked_files", arguments | {"hosts": hosts}) for hosts in HOSTS},
         "critic": ("trainer", critic | {"steps": STEPS}),
     }
     return dict(zip(each, ranks.run_each(2, list(each.values())), strict=True))
@@ -147,20 +144,6 @@ def test_checkpoint_of_two_ranks_restores_into_one_bit_for_bit(folder, config, r
     assert_same_bits(dict(state.named_weights()), _weights(folder / "two", "trained"))
     moments = {n: t for n, t in all_bits(state).items() if n.startswith("exp_avg ")}
     assert all(t.abs().sum() > 0 for t in moments.values())
-
-
-@pytest.mark.parametrize("hosts", HOSTS)
-def test_each_host_checks_the_files_that_its_ranks_need_and_no_file_twice(by_two, hosts):
-    first, second = by_two["".join(hosts)]
-    every = sorted(read_meta(Path(by_two["trained"]["checkpoint"]))["files"])
-    assert len(every) == 4, "slices and random states of two ranks"
-    if hosts[0] == hosts[1]:
-        assert sorted(first + second) == every
-    else:
-        assert first == ["random-00000.json", every[2]], "its own"
-        assert second == ["random-00001.json", *every[2:]], (
-            "the steps of the optimizer are rank 0's"
-        )
 
 
 def test_checkpoint_of_one_rank_restores_into_two_bit_for_bit(folder, runs):

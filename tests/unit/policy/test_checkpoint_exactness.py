@@ -1,6 +1,5 @@
 """A checkpoint gives back exactly the state it was taken of."""
 
-import json
 import os
 import random
 import threading
@@ -19,7 +18,6 @@ from policy_worker.checkpoint.checkpoint import (
     CheckpointError,
     read_meta,
 )
-from policy_worker.checkpoint.shards import StateSnapshot, files_of, write_shards
 from policy_worker.rows.replica import Replica
 from tests.fixtures.train_states import (
     all_bits,
@@ -87,6 +85,7 @@ def test_every_file_and_every_name_of_a_checkpoint_is_synced_before_it_counts(
     checkpointer.close()
     unfinished = path.with_name(f".{path.name}")
     files = [unfinished / file.name for file in path.iterdir()]
+    assert {file.suffix for file in files} == {".safetensors", ".json"}, "no pickle among them"
     assert set(files) <= set(synced[: synced.index(unfinished)])
     assert synced[-2:] == [unfinished, path.parent], "its names, and then its own"
     first = synced[: synced.index(files[0])]
@@ -164,14 +163,6 @@ def test_same_step_on_a_later_line_lies_beside_the_earlier_one(config, checkpoin
     assert len(list(path.parent.iterdir())) == 2
 
 
-def test_nothing_in_a_checkpoint_is_a_pickle(config, checkpointer):
-    path = checkpointer.save_async(tiny_state(config)).result(30).path
-    names = sorted(p.name for p in path.iterdir())
-    assert all(name.endswith((".safetensors", ".json")) for name in names), names
-    for file in path.glob("*.json"):
-        json.loads(file.read_text())
-
-
 def test_failed_write_leaves_no_checkpoint_and_says_why(config, checkpointer, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("a file where the directory should be")
@@ -203,8 +194,7 @@ def test_delete_removes_only_checkpoints_of_this_run(config, checkpointer, tmp_p
         (lambda p: (p / VOID).touch(), "is void"),
         (lambda p: next(p.glob("shard-*")).unlink(), "is missing"),
         (lambda p: _flip_byte(next(p.glob("shard-*")), -1), "is damaged"),
-        (lambda p: _flip_byte(next(p.glob("shard-*")), 40), r"is damaged: shard-.* is \{"),
-        (lambda p: _cut(next(p.glob("shard-*"))), "is damaged: shard-.* has .* bytes"),
+        (lambda p: _cut(next(p.glob("shard-*"))), r"is damaged: shard-.* is \{"),
     ],
 )
 def test_unusable_checkpoint_is_refused_with_the_reason(config, checkpointer, harm, message):
@@ -238,20 +228,15 @@ def _cut(path):
 
 
 class OneOfTwo(Replica):
-    """Rank ``rank`` of two on a host, which hold the whole state each; the checkpoint is of one
-    rank. ``said``: the other one's problem."""
+    """Rank ``rank`` of two, which hold the whole state each; the checkpoint is of one rank.
+    ``said``: the other one's problem."""
 
     def __init__(self, rank: int, said: str = "") -> None:
         super().__init__()
         self.rank, self.size, self._said = rank, 2, said
 
     def gather(self, value):
-        theirs: object = self._said
-        if not isinstance(value, str):
-            host, needed, _ = value
-            slices = [name for name in needed if name.startswith("shard-")]
-            theirs = [host, slices if self.rank == 0 else [*slices, "random-00000.json"], ""]
-        return [value, theirs] if self.rank == 0 else [theirs, value]
+        return [value, self._said]
 
 
 @pytest.fixture
@@ -263,7 +248,7 @@ def many_files(config, checkpointer, monkeypatch):
     return path
 
 
-def test_the_ranks_of_a_host_check_every_file_once(config, many_files, tmp_path, monkeypatch):
+def test_the_ranks_check_every_file_once(config, many_files, tmp_path, monkeypatch):
     checked: list[str] = []
     check = checkpoint_module.fingerprint
 
@@ -275,24 +260,6 @@ def test_the_ranks_of_a_host_check_every_file_once(config, many_files, tmp_path,
     for rank in (0, 1):
         Checkpointer(tmp_path, config, OneOfTwo(rank)).restore(tiny_state(config), many_files)
     assert sorted(checked) == sorted(checkpoint_module.meta_of(many_files)["files"])
-
-
-def test_a_slice_needs_the_files_that_overlap_with_it_and_all_of_it_must_be_there(tmp_path):
-    """A damaged header may say that a slice lies elsewhere: then its file would be needed, and
-    checked, by nobody."""
-
-    def write(rank, rows, offset):
-        piece = shards_module.TensorSlice(torch.ones(rows, 2), (offset, 0))
-        write_shards(StateSnapshot({"w": piece}, {}), tmp_path, rank)
-
-    name = "shard-{:05d}-model-00001-of-00001.safetensors".format
-    write(0, 3, 0)
-    write(1, 3, 3)
-    assert files_of(tmp_path, {"w": ((3, 0), (3, 2))}) == {name(2)}
-    assert files_of(tmp_path, {"w": ((1, 1), (4, 1)), "elsewhere": ((), ())}) == {name(1), name(2)}
-    write(1, 3, 4)
-    with pytest.raises(ValueError, match="does not make up w"):
-        files_of(tmp_path, {"w": ((3, 0), (3, 2))})
 
 
 def test_damage_that_one_rank_finds_fails_the_restore_of_every_rank(config, many_files, tmp_path):

@@ -121,9 +121,7 @@ def trainer(tmp_path: Path, device: LateDevice, monkeypatch: pytest.MonkeyPatch)
 def unwritten(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Snapshots that were taken; nobody writes them."""
     taken: list[Any] = []
-    monkeypatch.setattr(
-        trainer.checkpointer, "_write_marked", lambda job: taken.append(job.snapshot)
-    )
+    monkeypatch.setattr(trainer.checkpointer, "_write", lambda job: taken.append(job.snapshot))
     return taken
 
 

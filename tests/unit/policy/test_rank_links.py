@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from policy_worker.ranks.rank_links import RankLinks
+from policy_worker.ranks.rank_links import RankLinks, RankLost
 
 QUIET_S = 3600.0
 """A detection time that no test waits for."""
@@ -21,7 +21,9 @@ class Ranks:
     end."""
 
     silence_s: float = QUIET_S
-    lost: list[queue.Queue[str]] = field(default_factory=lambda: [queue.Queue() for _ in range(3)])
+    lost: list[queue.Queue[RankLost]] = field(
+        default_factory=lambda: [queue.Queue() for _ in range(3)]
+    )
 
     def __post_init__(self) -> None:
         self.pairs = {rank: socket.socketpair() for rank in (1, 2)}
@@ -35,7 +37,7 @@ class Ranks:
         return self.links[-1]
 
     def why(self, rank: int) -> str:
-        return self.lost[rank].get(timeout=WAIT_S)
+        return str(self.lost[rank].get(timeout=WAIT_S))
 
 
 @pytest.fixture
