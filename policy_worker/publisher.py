@@ -14,13 +14,14 @@ rank that has read one deletes it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -79,12 +80,10 @@ class WeightPublisher(SendingEnd):
         self,
         version: int,
         named_tensors: Iterable[tuple[str, Tensor]],
-        layout: Sequence[tuple[str, Tensor]] | None = None,
     ) -> float:
         """Makes these weights the newest version; returns the seconds that the caller spent on it.
         Copies the tensors once and returns; on a CUDA device even the copy runs in the background,
-        in the order of the current stream. A version that is not newer is ignored. ``layout``: see
-        WeightSnapshot.take()."""
+        in the order of the current stream. A version that is not newer is ignored."""
 
         def take() -> WeightSnapshot:
             return WeightSnapshot.take(
@@ -93,7 +92,6 @@ class WeightPublisher(SendingEnd):
                 self._pool,
                 bucket_bytes=self.bucket_bytes,
                 wire=self.wire,
-                layout=layout,
                 on_host=self._on_host,
             )
 
@@ -191,8 +189,8 @@ class ReplicaPublisher(WeightPublisher):
             through_host=config.weights_through_host,
         )
         if replica.store is not None:
-            self._notices = LinkNotices(replica.store, replica.rank, replica.size)
-            self._notices.start(super().set_links)
+            heard = super().set_links
+            self._notices = LinkNotices(replica.store, replica.rank, replica.size, heard)
 
     def set_links(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
         """Rank 0, any thread: all ranks converge to these links. Does not block."""
@@ -208,7 +206,7 @@ class ReplicaPublisher(WeightPublisher):
         forward's first gather comes after it."""
         with self._copies.queued():
             if self.replica.size == 1:
-                return self.publish(version, self._weights(), self._layout)
+                return self.publish(version, self._weights())
             slices = [local_slice(tensor)[0].reshape(-1) for _, tensor in self._weights()]
             exchange = self._exchange
 
@@ -236,16 +234,13 @@ class ReplicaPublisher(WeightPublisher):
         return list(self.state.weights_of(POLICY)) if POLICY in self.state.parts else []
 
     @cached_property
-    def _layout(self) -> list[tuple[str, Tensor]]:
-        return [
+    def _exchange(self) -> ShareExchange:
+        """Collective when it is first asked for."""
+        layout = [
             (name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
             for name, tensor in self._weights()
         ]
-
-    @cached_property
-    def _exchange(self) -> ShareExchange:
-        """Collective when it is first asked for."""
-        manifest = Manifest.of(self._layout, bucket_bytes=self.bucket_bytes, dtype=self.wire.of)
+        manifest = Manifest.of(layout, bucket_bytes=self.bucket_bytes, dtype=self.wire.of)
         extents = self.replica.gather([_extent(name, t) for name, t in self._weights()])
         return ShareExchange(manifest, self.share, extents)
 
@@ -284,59 +279,50 @@ _END = b"-"
 class LinkNotices:
     """One rank's end of the notices."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
-        self._rank, self._readers = rank, size - 1
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        heard: Callable[[Sequence[worker_pb2.WeightsLink]], None],
+    ) -> None:
+        """On ranks above 0 ``heard`` is called with each notice, from one thread."""
         # A clone has its own connection: a blocking get would hold up every other user of it.
         self._store = store.clone()
         self._store.set_timeout(FOREVER)
-        self._changed = threading.Condition()
+        self._readers = size - 1
         self._newest: Sequence[worker_pb2.WeightsLink] = []
-        self._links: Sequence[worker_pb2.WeightsLink] | None = None
-        self._closed = False
+        self._unsent: SimpleQueue[bytes] = SimpleQueue()
+        if rank == 0:
+            threads.on_exit(self.close)
+        run, given = (self._read, [heard]) if rank else (self._send, [])
+        threads.start(run, "link-notices", given)
 
     def tell(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
-        """Rank 0: from now on there are these links. Does not block; of several lists the newest
-        counts."""
-        with self._changed:
-            # A directive that concerns something else names the links again.
-            if (told := list(links)) != self._newest:
-                self._links = self._newest = told
-                self._changed.notify_all()
-
-    def start(self, set_links: Callable[[Sequence[worker_pb2.WeightsLink]], None]) -> None:
-        """Ranks above 0 call ``set_links`` with each notice, from one thread."""
-        if self._rank == 0:
-            threads.on_exit(self.close)
-            threads.start(self._send, "link-notices")
-        else:
-            threads.start(self._read, "link-notices", [set_links])
+        """Rank 0: from now on there are these links. Does not block."""
+        # A directive that concerns something else names the links again.
+        if (told := list(links)) != self._newest:
+            self._newest = told
+            self._unsent.put(worker_pb2.Directive(links=told).SerializeToString())
 
     def close(self) -> None:
         """Rank 0: the others read no further."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._unsent.put(_END)
 
     def _send(self) -> None:
-        number = 0
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._links is not None)
-                links, self._links = self._links, None
-            packed = worker_pb2.Directive(links=links or ()).SerializeToString()
+        for number in itertools.count():
+            packed = self._unsent.get()
             try:
-                self._store.set(f"links/{number}", _END if links is None else packed)
+                self._store.set(f"links/{number}", packed)
             except RuntimeError as error:  # the store's server has ended, and soon this replica
                 why = first_line(error)
                 event(log, "links not sent to the other ranks", logging.WARNING, why=why)
                 return
-            if links is None:
+            if packed == _END:
                 return
-            number += 1
 
-    def _read(self, set_links: Callable[[Sequence[worker_pb2.WeightsLink]], None]) -> None:
-        number = 0
-        while True:
+    def _read(self, heard: Callable[[Sequence[worker_pb2.WeightsLink]], None]) -> None:
+        for number in itertools.count():
             try:
                 key = f"links/{number}"
                 packed = self._store.get(key)
@@ -348,5 +334,4 @@ class LinkNotices:
                 return
             if packed == _END:
                 return
-            set_links(worker_pb2.Directive.FromString(packed).links)
-            number += 1
+            heard(worker_pb2.Directive.FromString(packed).links)

@@ -7,12 +7,11 @@ too old.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -60,7 +59,6 @@ class ToyStep:
             self.frozen = {part.name: _toy_model(part) for part in self.objective.frozen}
 
     def gradient(self, *parts: Groups, **settings: Any) -> Tensor:
-        """The gradient alone of gradient_and_sums()."""
         return self.gradient_and_sums(*parts, **settings)[0]
 
     def gradient_and_sums(self, *parts: Groups, **settings: Any) -> tuple[Tensor, Tensor]:
@@ -156,12 +154,20 @@ def random_group(
     )
     for _ in range(GROUP_SIZE):
         length = int(generator.integers(2, 10))
+        first = int(generator.integers(1, length))
+        low, high = sorted(int(v) for v in generator.choice(versions, 2))
+        # One token in five is an environment's; the first is not.
+        mask = (generator.random(length) > 0.2).astype(np.uint8)
+        mask[0] = 1
         logprobs = -3.0 + gap * generator.standard_normal(length).clip(-2, 2)
         group.completions.add(
             tokens=generator.integers(0, VOCABULARY, length).astype("<i4").tobytes(),
             logprobs=logprobs.clip(max=-1e-3).astype("<f4").tobytes(),
-            loss_mask=_mask(generator, length),
-            versions=list(_spans(generator, length, versions)),
+            loss_mask=mask.tobytes(),
+            versions=[
+                common_pb2.VersionSpan(version=low, length=first),
+                common_pb2.VersionSpan(version=high, length=length - first),
+            ],
             reward=reward * float(generator.normal()) if reward else 1.0,
             columns={TEACHER: (logprobs - 0.2).clip(min=-50).astype("<f4").tobytes()},
         )
@@ -171,20 +177,3 @@ def random_group(
             completion.token_rewards.add(token=0, reward=0.25 * reward)
             completion.token_rewards.add(token=last, reward=-reward / last)
     return group
-
-
-def _mask(generator: np.random.Generator, length: int) -> bytes:
-    """One token in five is an environment's; the first is not."""
-    mask: NDArray[np.uint8] = (generator.random(length) > 0.2).astype(np.uint8)
-    mask[0] = 1
-    return mask.tobytes()
-
-
-def _spans(
-    generator: np.random.Generator, length: int, versions: Sequence[int]
-) -> Iterator[common_pb2.VersionSpan]:
-    """Spans of one or two versions, which do not fall."""
-    first = int(generator.integers(1, length))
-    low, high = sorted(int(v) for v in generator.choice(versions, 2))
-    yield common_pb2.VersionSpan(version=low, length=first)
-    yield common_pb2.VersionSpan(version=high, length=length - first)

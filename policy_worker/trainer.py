@@ -120,7 +120,9 @@ class Trainer:
     def attach(self, run_dir: Path, store: StorePlace | None = None) -> None:
         """Sets the run directory for checkpoints, and the payload store that ranks above 0 read
         from; the controller names both."""
-        self._checkpointer = Checkpointer(run_dir, self.config, self.replica, self.device)
+        self._checkpointer = Checkpointer(
+            run_dir, self.config, self.replica, self.device, self.on_progress
+        )
         if store is not None and not self.replica.leads:
             self._payloads = PayloadReader(store)
 
@@ -195,9 +197,7 @@ class Trainer:
         self._forget_step()
         self.state.version = NO_VERSION
         if path:
-            self.checkpointer.restore(
-                self.state, path, version=version, on_progress=self.on_progress
-            )
+            self.checkpointer.restore(self.state, path, version=version)
         else:
             self._restore_initial()
         self.state.step, self.state.version = step, version
@@ -213,9 +213,7 @@ class Trainer:
                 ):
                     target.copy_(source)
         if self.config.model.initial_checkpoint is not None:
-            self.checkpointer.begin_with(
-                self.state, self.config.model.initial_checkpoint, self.on_progress
-            )
+            self.checkpointer.begin_with(self.state, self.config.model.initial_checkpoint)
 
     @on_every_rank
     def send_state(self, peer: int) -> None:

@@ -27,7 +27,7 @@ from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
-from paceline.weights.link_greeting import RECEIVER, acknowledge, say_hello
+from paceline.weights.link_messages import RECEIVER, acknowledge, say_hello
 from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import LinkEnd, LinkKey, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,8 +24,7 @@ from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import WeightSource
-from paceline.weights.link_greeting import PUBLISHER, await_hello
-from paceline.weights.share_request import Ask
+from paceline.weights.link_messages import PUBLISHER, Ask, await_hello
 from paceline.weights.weight_link import FORM_S, LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WHOLE_SHARE, WeightShare, WeightsRefused
 from paceline.weights.weight_sending import LifeSign, Sent, announce, send_life_sign, send_share
@@ -68,11 +66,13 @@ class SendingEnd(LinkEnd):
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         with stream_of_its_own(self.device):
-            self._transfer(link, mesh)
+            if self.share.source:
+                self._formed(link)
+                while True:
+                    self._send(mesh, link, lambda ask: self._await_publication(link, ask))
+            self._announce_all(link, mesh)
 
-    def _transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
-        if self.share.source:
-            self._answer(link, mesh)
+    def _announce_all(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         has = await_hello(mesh, self.share.sources)
         self._formed(link, has=has)
         passed: weakref.ref[WeightSource] | None = None
@@ -87,26 +87,13 @@ class SendingEnd(LinkEnd):
             if sent is not None:
                 has = sent.version
 
-    def _answer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
-        self._formed(link)
-        while True:
-            self._send(mesh, link, lambda ask: self._await_publication(link, ask))
-
     def _send(
         self, mesh: ProcessMesh, link: WeightLink, look_up: Callable[[Ask], WeightSource | None]
     ) -> Sent | None:
-        started, size = 0.0, 0
-
-        def found(ask: Ask) -> WeightSource | None:
-            nonlocal started, size
-            started, source = time.perf_counter(), look_up(ask)
-            size = 0 if source is None else source.flat.numel()
-            return source
-
-        sent = send_share(mesh, found, self.life)
+        sent = send_share(mesh, look_up, self.life)
         if sent is None:
             return None
-        self.last_transfer_s = time.perf_counter() - started
+        self.last_transfer_s = sent.seconds
         with self._changed:
             self.sent_bytes += sent.wire_bytes
             self.resumed += sent.kept > 0
@@ -116,9 +103,9 @@ class SendingEnd(LinkEnd):
             epoch=link.epoch,
             peer=link.peer,
             version=sent.version,
-            ms=self.last_transfer_s * 1e3,
+            ms=sent.seconds * 1e3,
             bytes=sent.wire_bytes,
-            share=sent.wire_bytes / max(1, size),
+            share=sent.share,
             kept=sent.kept,
         )
         return sent

@@ -20,8 +20,7 @@ from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.process import threads
 from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
 from paceline.weights.bucket_delta import WORTH, apply_delta
-from paceline.weights.frames import ENDS, PATIENCE, WHOLE, BucketRecord, recv_record
-from paceline.weights.link_greeting import PUBLISHER
+from paceline.weights.link_messages import ENDS, PATIENCE, PUBLISHER, WHOLE, recv_record
 from paceline.weights.tensor_checksum import checksum
 from paceline.weights.weight_manifest import Manifest, WeightsRefused
 
@@ -36,7 +35,9 @@ class Coming:
     buckets: Sequence[int]
     base: ReceiverBase | None
     heard: Callable[[], None]
-    done: Callable[[], None] = lambda: None
+    done: Callable[[], None]
+    direct: bool
+    """From its device to this one."""
 
 
 def receive_shares(weights: ArrivingWeights, coming: Sequence[Coming]) -> bool:
@@ -95,34 +96,34 @@ def _receive_buckets(weights: ArrivingWeights, coming: Coming) -> bool:
     checked: Future[None] | None = None
     with ThreadPoolExecutor(1, "weights-check") as checking:
         for i in coming.buckets:
-            record = _recv_record(coming)
-            if record.size == ENDS:
+            size, expected = _recv_record(coming)
+            if size == ENDS:
                 return False
-            delta = _recv_bucket(coming, weights.bucket(i), record)
+            delta = _recv_bucket(coming, weights.bucket(i), size)
             coming.heard()
             if checked is not None:
                 checked.result()
-            checked = checking.submit(_check, weights, i, record.checksum, delta, coming.base)
+            checked = checking.submit(_check, weights, i, expected, delta, coming.base)
         coming.done()
         if checked is not None:
             checked.result()
     return True
 
 
-def _recv_record(coming: Coming) -> BucketRecord:
-    while (record := recv_record(coming.mesh, PUBLISHER)).size == PATIENCE:
+def _recv_record(coming: Coming) -> tuple[int, str]:
+    while (record := recv_record(coming.mesh))[0] == PATIENCE:
         coming.heard()
     return record
 
 
-def _recv_bucket(coming: Coming, bucket: Tensor, record: BucketRecord) -> Tensor | None:
+def _recv_bucket(coming: Coming, bucket: Tensor, size: int) -> Tensor | None:
     """Receives a whole bucket into its place, or returns the delta that came in its stead."""
-    if record.size == WHOLE:
+    if size == WHOLE:
         coming.mesh.recv(bucket, PUBLISHER)
         return None
-    if coming.base is None or not 0 < record.size <= WORTH * bucket.numel():
-        raise WeightsRefused(f"a delta of {record.size} bytes for a bucket of {bucket.numel()}")
-    delta = torch.empty(record.size, dtype=torch.uint8)
+    if coming.base is None or not 0 < size <= WORTH * bucket.numel():
+        raise WeightsRefused(f"a delta of {size} bytes for a bucket of {bucket.numel()}")
+    delta = torch.empty(size, dtype=torch.uint8)
     coming.mesh.recv(delta, PUBLISHER)
     return delta
 
@@ -146,15 +147,15 @@ def _receive_direct(version: int, manifest: Manifest, flat: Tensor, coming: Comi
     """One bucket is checked while the next one arrives."""
     before: tuple[int, Tensor, str] | None = None
     for i in coming.buckets:
-        record, bucket = _recv_record(coming), manifest.bucket(flat, i)
-        if record.size != WHOLE:
+        (size, expected), bucket = _recv_record(coming), manifest.bucket(flat, i)
+        if size != WHOLE:
             raise WeightsRefused("a bucket between devices travels whole")
         receiving = coming.mesh.recv_async(bucket, PUBLISHER)
         if before is not None:
             _compare(version, *before)
         coming.mesh.wait(receiving)
         coming.heard()
-        before = i, bucket, record.checksum
+        before = i, bucket, expected
     coming.done()
     if before is not None:
         _compare(version, *before)

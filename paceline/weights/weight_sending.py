@@ -6,8 +6,9 @@ See weight_transfer for the other end and for what both guarantee.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,16 +17,20 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
 from paceline.weights.arriving_weights import GivenUp, WeightSource, fingerprint
-from paceline.weights.frames import (
+from paceline.weights.link_messages import (
     ENDS,
     PATIENCE,
+    PROTOCOL,
+    RECEIVER,
     WHOLE,
-    BucketRecord,
+    Answer,
+    Ask,
+    await_acknowledgement,
+    recv_ask,
+    send_answer,
     send_frame,
     send_record,
 )
-from paceline.weights.link_greeting import PROTOCOL, RECEIVER, await_acknowledgement
-from paceline.weights.share_request import Answer, Ask, recv_ask, send_answer
 from paceline.weights.weight_manifest import WeightsRefused
 
 
@@ -45,8 +50,11 @@ class Sent:
 
     version: int
     wire_bytes: int
-    kept: int = 0
+    kept: int
     """Buckets that an earlier transfer had brought."""
+    share: float
+    """``wire_bytes`` as a share of the source's."""
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class _Granted:
     kept: int
     base: Any
     direct: bool
+    began: float = field(default_factory=time.perf_counter)
 
 
 def announce(mesh: ProcessMesh, source: WeightSource) -> None:
@@ -133,22 +142,23 @@ def _is_here(
 
 def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent | None:
     source, base, direct = granted.source, granted.base, granted.direct
-    wire_bytes, beat = 0, partial(send_record, mesh, BucketRecord(PATIENCE), RECEIVER)
+    wire_bytes, beat = 0, partial(send_record, mesh, PATIENCE)
     pinned: Tensor | None = None
     for i, following in zip(granted.missing, [*granted.missing[1:], None], strict=False):
         try:
             _await_bucket(mesh, source, i, life, beat)
         except GivenUp:
-            send_record(mesh, BucketRecord(ENDS), RECEIVER)
+            send_record(mesh, ENDS)
             return None
         bucket, delta = source.bucket(i), None if base is None else source.delta(i, base)
         size = WHOLE if delta is None else delta.numel()
-        send_record(mesh, BucketRecord(size, source.checksum(i)), RECEIVER)
+        send_record(mesh, size, source.checksum(i))
         bucket = bucket if delta is None else delta
         if not direct and bucket.device.type == "cuda":
             # Reused: the bucket before has been sent. A copy to memory that is not pinned is four
             # times as slow.
-            pinned = _longer(pinned, bucket.numel())
+            if pinned is None or pinned.numel() < bucket.numel():
+                pinned = torch.empty(bucket.numel(), dtype=torch.uint8, pin_memory=True)
             bucket = pinned[: bucket.numel()].copy_(bucket)
         sending = mesh.send_async(bucket if direct else bucket.cpu(), RECEIVER)
         if following is not None and _is_there(source, following):
@@ -162,13 +172,9 @@ def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent 
     staged = await_acknowledgement(mesh)
     if staged != source.version:
         raise WeightsRefused(f"version {source.version} was sent, {staged} acknowledged")
-    return Sent(source.version, wire_bytes, granted.kept)
-
-
-def _longer(pinned: Tensor | None, size: int) -> Tensor:
-    if pinned is None or pinned.numel() < size:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    return pinned
+    seconds = time.perf_counter() - granted.began
+    share = wire_bytes / max(1, source.flat.numel())
+    return Sent(source.version, wire_bytes, granted.kept, share, seconds)
 
 
 def _is_there(source: WeightSource, index: int) -> bool:

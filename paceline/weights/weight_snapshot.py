@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -16,17 +15,9 @@ from torch import Tensor
 from paceline.weights.arriving_weights import fingerprint
 from paceline.weights.bucket_delta import encode_delta
 from paceline.weights.tensor_checksum import checksum
-from paceline.weights.weight_manifest import (
-    WHOLE_SHARE,
-    Manifest,
-    TensorSpec,
-    WeightShare,
-    WeightsRefused,
-)
+from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
 
 BUCKET_BYTES = 16 << 20
-BATCH_BYTES = 256 << 20
-"""Whole tensors that are copied, and held, at once; more if one tensor is larger."""
 
 
 @dataclass(frozen=True)
@@ -80,31 +71,25 @@ class WeightSnapshot:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         wire: WireDtype = WireDtype(),
-        layout: Sequence[tuple[str, Tensor]] | None = None,
         on_host: bool = False,
     ) -> WeightSnapshot:
-        """Copies the tensors (any layout, one device), once, and lets go of each as soon as it is
-        copied.
-
-        With a ``pool`` the memory of snapshots that are no longer in use is used again. ``layout``:
-        names, shapes and types of ``named``, as tensors without data; default: ``named`` itself,
-        which is then held as a whole. ``on_host``: the copy is in host memory, page-locked if the
-        tensors are on a GPU. Raises WeightsRefused if ``named`` is not what ``layout`` says.
-        """
-        if layout is None:
-            layout = named = list(named)
-        manifest = Manifest.of(layout, bucket_bytes=bucket_bytes, dtype=wire.of)
-        batches = _batches(_described(manifest, named))
-        first = next(batches, [])
-        source = first[0][1].device if first else torch.device("cpu")
+        """Copies the tensors (any layout, one device). With a ``pool`` the memory of snapshots that
+        are no longer in use is used again. ``on_host``: the copy is in host memory, page-locked if
+        the tensors are on a GPU."""
+        tensors = [(name, tensor.detach()) for name, tensor in named]
+        manifest = Manifest.of(tensors, bucket_bytes=bucket_bytes, dtype=wire.of)
+        source = tensors[0][1].device if tensors else torch.device("cpu")
 
         def fill(flat: Tensor) -> None:
-            views = manifest.views(flat)
-            for batch in chain([first], batches):
-                targets = [views[spec.name] for spec, _ in batch]
-                if targets:
-                    torch._foreach_copy_(targets, [t for _, t in batch], non_blocking=True)
-                batch.clear()
+            views = manifest.views(flat).values()
+            pairs = [
+                (view, tensor)
+                for view, (_, tensor), spec in zip(views, tensors, manifest.specs, strict=True)
+                if tensor.numel() and not spec.same_as
+            ]
+            if pairs:
+                targets, sources = map(list, zip(*pairs, strict=True))
+                torch._foreach_copy_(targets, sources, non_blocking=True)
 
         return cls.filled(version, manifest, WHOLE_SHARE, source, fill, pool, on_host=on_host)
 
@@ -186,35 +171,6 @@ class WeightSnapshot:
                 delta = encode_delta(base.bucket(index), self.bucket(index))
                 self._deltas[index] = None if delta is None else delta.cpu()
             return self._deltas[index]
-
-
-def _described(
-    manifest: Manifest, named: Iterable[tuple[str, Tensor]]
-) -> Iterator[tuple[TensorSpec, Tensor]]:
-    for spec, one in zip_longest(manifest.specs, named):
-        if spec is None or one is None or spec.name != one[0]:
-            raise WeightsRefused(
-                f"the layout of the weights has {'no more' if spec is None else spec.name}, and "
-                f"they have {'no more' if one is None else one[0]}"
-            )
-        yield spec, one[1]
-
-
-def _batches(
-    named: Iterable[tuple[TensorSpec, Tensor]],
-) -> Iterator[list[tuple[TensorSpec, Tensor]]]:
-    """Tensors with memory of their own, of about BATCH_BYTES together: fewer kernels, and few whole
-    tensors at once."""
-    batch: list[tuple[TensorSpec, Tensor]] = []
-    for spec, tensor in named:
-        if spec.same_as or not tensor.numel():
-            continue
-        batch.append((spec, tensor.detach()))
-        if sum(t.nbytes for _, t in batch) >= BATCH_BYTES:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 @dataclass(frozen=True)

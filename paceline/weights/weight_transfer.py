@@ -8,7 +8,7 @@ of the buckets, or a rollout worker that relays what it receives. Over a link, f
     source 0 → receiver: welcome {number of sources}                  once a link
     source 0 → receiver: header {version, publication, manifest}
     receiver → each source: ask {buckets that are here, base that is here}
-    source → receiver: answer                                         (share_request)
+    source → receiver: answer
     receiver → each source: go
     source → receiver: record, and bucket or delta, for each missing bucket of its share
     receiver → each source: ack {version}
@@ -42,12 +42,21 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
-from paceline.weights.frames import recv_frame
-from paceline.weights.link_greeting import PROTOCOL, PUBLISHER, other_protocol, version_in
+from paceline.weights.link_messages import (
+    PUBLISHER,
+    Answer,
+    Ask,
+    check_protocol,
+    publication_in,
+    recv_answer,
+    recv_frame,
+    send_ask,
+    send_go,
+    version_in,
+)
 from paceline.weights.share_reception import Coming, receive_direct, receive_shares
-from paceline.weights.share_request import Answer, Ask, recv_answer, send_ask, send_go
 from paceline.weights.tensor_checksum import weights_digest
-from paceline.weights.weight_manifest import Manifest, WeightShare, WeightsRefused, is_count
+from paceline.weights.weight_manifest import Manifest, WeightShare, WeightsRefused
 
 _HEADER_FRAME = 128 << 20
 
@@ -115,23 +124,17 @@ def receive_snapshot(
         header = _recv_header(sources[0], reception)
         started = time.perf_counter()
         offer = _offer(header, newer_than, limit_bytes or _memory_bytes(device))
-        plan = _negotiate(sources, offer, base, reception)
-        if plan is None:
+        here = base if base is not None and base.manifest == offer.manifest else None
+        coming, weights = _negotiate(sources, offer, here, reception)
+        if not coming:
             # A version that was published since: it is announced next.
             continue
-        staged = (
-            _stage_direct(plan) if plan.direct else _stage_shares(plan, device, base, reception)
-        )
+        if coming[0].direct:
+            staged: StagedWeights | None = _stage_direct(offer, coming)
+        else:
+            staged = _stage_shares(offer, coming, weights, device, reception)
         if staged is not None:
             return replace(staged, seconds=time.perf_counter() - started)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    offer: _Offer
-    coming: list[Coming]
-    direct: bool
-    weights: ArrivingWeights | None
 
 
 def _negotiate(
@@ -139,9 +142,9 @@ def _negotiate(
     offer: _Offer,
     base: ReceiverBase | None,
     reception: Reception,
-) -> _Plan | None:
-    """Asks all sources for their shares; None if one of them will never have the version."""
-    base = base if base is not None and base.manifest == offer.manifest else None
+) -> tuple[list[Coming], ArrivingWeights | None]:
+    """Asks all sources for their shares; nothing comes if one of them will never have the version.
+    Then the weights that have begun to come, if all sources go on with them."""
     weights = _begun(reception, offer)
     answers = _ask_all(sources, offer, base, weights, reception)
     if weights is not None and not all(answer.kept for answer in answers if answer.ready):
@@ -153,7 +156,7 @@ def _negotiate(
         if not ready:
             reception.paid(source)
     if not ready:
-        return None
+        return [], None
     if len({answer.direct for answer in answers}) > 1:
         raise WeightsRefused("some sources send from their devices and others do not")
     if base is None and any(answer.base for answer in answers):
@@ -167,32 +170,36 @@ def _negotiate(
         here = set() if direct or weights is None else set(weights.held_of(share)[0])
         missing = [i for i in share.buckets(offer.manifest) if i not in here]
         heard, paid = partial(reception.heard, source), partial(reception.paid, source)
-        coming.append(Coming(mesh, missing, base if answer.base else None, heard, paid))
-    return _Plan(offer, coming, direct, weights)
+        deltas = base if answer.base else None
+        coming.append(Coming(mesh, missing, deltas, heard, paid, direct=direct))
+    return coming, weights
 
 
-def _stage_direct(plan: _Plan) -> StagedWeights:
-    version, manifest = plan.offer.version, plan.offer.manifest
-    device = plan.coming[0].mesh.device
-    flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=device)
-    receive_direct(version, manifest, flat, plan.coming)
+def _stage_direct(offer: _Offer, coming: Sequence[Coming]) -> StagedWeights:
+    version, manifest = offer.version, offer.manifest
+    flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=coming[0].mesh.device)
+    receive_direct(version, manifest, flat, coming)
     return StagedWeights(version, manifest.views(flat))
 
 
 def _stage_shares(
-    plan: _Plan, device: torch.device, base: ReceiverBase | None, reception: Reception
+    offer: _Offer,
+    coming: Sequence[Coming],
+    weights: ArrivingWeights | None,
+    device: torch.device,
+    reception: Reception,
 ) -> StagedWeights | None:
     """The weights from host memory; None if the only source will never have the rest of them."""
-    version, manifest, weights = plan.offer.version, plan.offer.manifest, plan.weights
+    version, manifest = offer.version, offer.manifest
     if weights is None:
         weights = reception.begun = ArrivingWeights(
             version, manifest, keep_deltas=reception.keep_deltas
         )
     weights.tree = reception.tree
-    if base is not None and any(coming.base for coming in plan.coming):
+    if base := next((share.base for share in coming if share.base), None):
         weights.base = base.fingerprint
     reception.began(weights)
-    if not receive_shares(weights, plan.coming):
+    if not receive_shares(weights, coming):
         return None
     reception.begun = None
     tensors = manifest.views(weights.flat.to(device))
@@ -206,19 +213,15 @@ def _recv_header(mesh: ProcessMesh, reception: Reception) -> dict[str, Any]:
     while True:
         header = recv_frame(mesh, PUBLISHER, _HEADER_FRAME)
         reception.heard(0)
-        if header.get("protocol") != PROTOCOL:
-            why = other_protocol("publisher", header.get("protocol"), "receiver")
-            raise WeightsRefused(why)
+        check_protocol(header, "publisher", "receiver")
         if header.get("waits") is not True:
             return header
 
 
 def _offer(header: dict[str, Any], newer_than: int, limit_bytes: int) -> _Offer:
-    version, publication = version_in(header), header.get("publication")
+    version, publication = version_in(header), publication_in(header)
     if version <= newer_than:
         raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
-    if not is_count(publication):
-        raise WeightsRefused(f"{publication!r} is no publication")
     manifest = Manifest.from_json(header.get("manifest"), limit_bytes=limit_bytes)
     return _Offer(version, publication, manifest)
 

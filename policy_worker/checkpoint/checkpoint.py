@@ -56,15 +56,13 @@ from policy_worker.checkpoint.atomic_directory import (
     unrecorded,
 )
 from policy_worker.checkpoint.shards import (
+    WEIGHTS,
     StateSnapshot,
     first_gap,
     named_tensors,
-    random_file,
-    random_states,
     read_shards,
-    set_random_states,
-    shared_weights,
     stored_tensors,
+    weights_of_part,
     write_shards,
 )
 from policy_worker.model.host_memory import DeviceCopies
@@ -105,7 +103,10 @@ class Checkpointer:
         config: Config,
         replica: Replica | None = None,
         device: torch.device = HOST,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_progress`` is called while a state is read."""
+        self._on_progress = on_progress
         self._root = run_dir.absolute() / "checkpoints"
         self._config = config
         self._replica = replica or Replica()
@@ -139,7 +140,6 @@ class Checkpointer:
             writer=writer,
             path=self._root / f"step-{state.step:06d}.{writer}",
             snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank, self._copies),
-            random=random_states(),
             groups=groups,
             digest=digest,
             begun=begun,
@@ -159,73 +159,63 @@ class Checkpointer:
             self._newest.abandoned.set()
 
     def restore(
-        self,
-        state: TrainState,
-        path: str | Path,
-        *,
-        version: Version | None = None,
-        on_progress: Callable[[], None] = lambda: None,
+        self, state: TrainState, path: str | Path, *, version: Version | None = None
     ) -> dict[str, Any]:
-        """Loads ``path`` into ``state`` (parameters, optimizer, step, random states), bit for bit.
+        """Loads ``path`` into ``state`` (parameters, optimizer, numbers, step), bit for bit.
         ``version``: the controller's number for this state now; default: its number when written.
-        ``on_progress`` is called while it goes on. Returns the checkpoint's meta data. Raises
-        CheckpointError, on every rank if it does on one; the state is unusable then."""
+        Returns the checkpoint's meta data. Raises CheckpointError, on every rank if it does on one;
+        the state is unusable then."""
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
-        meta = self._checked_meta(path, on_progress)
+        meta = self._checked_meta(path)
         if strange := sorted(targets.keys() ^ stored_tensors(path).keys()):
             where = "checkpoint" if strange[0] in targets else "model"
             raise CheckpointError(
                 f"{path} is of another model: {strange[0]} is not in the {where} "
                 f"(names that differ: {len(strange)})"
             )
-        _read(path, targets, f"{path} is of another model", on_progress)
+        self._read(path, targets, f"{path} is of another model")
         saved = meta["optimizer"]["groups"]
         for group, scalars in zip(state.optimizer.param_groups, saved, strict=True):
             group.update({k: scalars[k] for k in ("lr", "initial_lr") if k in scalars})
         state.step = Step(meta["step"])
         state.version = Version(meta["version"]) if version is None else version
-        random = path / random_file(self._replica.rank)
-        if random.exists():
-            # Written with fewer ranks: the additional ones keep their own.
-            set_random_states(json.loads(random.read_text()))
         event(log, "restored", step=state.step, version=state.version, path=path)
         return meta
 
-    def begin_with(
-        self,
-        state: TrainState,
-        path: str | Path,
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> None:
+    def begin_with(self, state: TrainState, path: str | Path) -> None:
         """Loads the weights of another run's checkpoint, and its optimizer state if that fits.
-        Parts that only one of the runs has are left as they are, or out. Step, version and random
-        states stay those of a new run. The files are checked as by ``restore``. Raises
-        CheckpointError."""
+        Parts that only one of the runs has are left as they are, or out. Step and version stay
+        those of a new run. The files are checked as by ``restore``. Raises CheckpointError."""
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
-        meta = self._checked_meta(path, on_progress)
+        meta = self._checked_meta(path)
         stored = stored_tensors(path).keys()
         whole = targets.keys() == stored
         differs = f"model.initial_checkpoint: {path} is of another model than model.path"
+        here, there = (weights_of_part(names, "").keys() for names in (targets, stored))
+        if strange := sorted(here ^ there):
+            more = f"(names that differ: {len(strange)})"
+            raise CheckpointError(f"{differs}: {strange[0]} is in only one of them {more}")
         if not whole:
-            targets, strange = shared_weights(state, targets, stored)
-            if strange:
-                raise CheckpointError(
-                    f"{differs}: {strange[0]} is in only one of them (names that differ: "
-                    f"{len(strange)})"
-                )
-        _read(path, targets, differs, on_progress)
+            targets = {n: t for n, t in targets.items() if n in stored and n.startswith(WEIGHTS)}
+        self._read(path, targets, differs)
         event(log, "began with a checkpoint", path=path, of_step=meta["step"], optimizer=whole)
 
-    def _checked_meta(self, path: Path, on_progress: Callable[[], None]) -> dict[str, Any]:
+    def _read(self, path: Path, targets: dict[str, Tensor], differs: str) -> None:
+        try:
+            read_shards(path, targets, self._on_progress)
+        except ValueError as error:
+            raise CheckpointError(f"{differs}: {error}") from error
+
+    def _checked_meta(self, path: Path) -> dict[str, Any]:
         """meta.json. The ranks share the check of the files: 96 GB (8B parameters) are read once
         for it, and not by each of 8."""
         problem, meta = "", dict[str, Any]()
         try:
             meta = meta_of(path)
             mine = sorted(meta["files"])[self._replica.rank :: self._replica.size]
-            check_files(path, meta, mine, on_progress)
+            check_files(path, meta, mine, self._on_progress)
         except CheckpointError as error:
             problem = str(error)
         if found := next(filter(None, self._replica.gather(problem)), ""):
@@ -294,11 +284,8 @@ class Checkpointer:
                 raise
 
     def _write_mine(self, job: _Job, partial: Path) -> dict[str, Any]:
-        rank = self._replica.rank
-        names = write_shards(job.snapshot, partial, rank)
+        names = write_shards(job.snapshot, partial, self._replica.rank)
         job.snapshot.pieces.clear()  # memory the next snapshot can have
-        names.append(random_file(rank))
-        write_durably(partial / names[-1], json.dumps(job.random))
         return {name: fingerprint(partial / name) for name in names}
 
     def _meta(self, job: _Job, files: dict[str, Any]) -> dict[str, Any]:
@@ -375,21 +362,11 @@ class _Job:
     writer: str
     path: Path
     snapshot: StateSnapshot
-    random: dict[str, Any]
     groups: list[dict[str, Any]]
     digest: str
     begun: float
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Set if the checkpoint must not appear any more."""
-
-
-def _read(
-    path: Path, targets: dict[str, Tensor], differs: str, on_progress: Callable[[], None]
-) -> None:
-    try:
-        read_shards(path, targets, on_progress)
-    except ValueError as error:
-        raise CheckpointError(f"{differs}: {error}") from error
 
 
 def read_meta(path: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +33,6 @@ from policy_worker.checkpoint.shards import read_shards, stored_tensors, weights
 MARKER = "paceline.json"
 """File that names an export's checkpoint. An existing directory is replaced only if it has one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_TOKENIZER_FILES = (
-    *("tokenizer*", "chat_template*", "added_tokens.json", "special_tokens_map.json"),
-    *("vocab.json", "vocab.txt", "merges.txt"),
-    *("*.tiktoken", "*spiece.model", "*sentencepiece.bpe.model"),
-)
 
 
 class ExportError(BadInput):
@@ -137,14 +131,11 @@ def _model_of(
         kind, config.num_labels = AutoModelForSequenceClassification, 1
     with torch.device("meta"):
         model: Any = kind.from_config(config, trust_remote_code=trust_remote_code)
-    names = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in weights.items():
-        if name in names and names[name].shape != tensor.shape:
-            raise ExportError(
-                f"{checkpoint} is not of {source}: {name} is {list(tensor.shape)} in the "
-                f"checkpoint and {list(names[name].shape)} in the model"
-            )
-    _, unexpected = model.load_state_dict(weights, strict=False, assign=True)
+    try:
+        _, unexpected = model.load_state_dict(weights, strict=False, assign=True)
+    except RuntimeError as error:  # of shapes; the first line names the model alone
+        why = str(error).splitlines()[-1].strip()
+        raise ExportError(f"{checkpoint} is not of {source}: {why}") from error
     model.tie_weights()
     absent = [name for name, p in model.named_parameters() if p.is_meta]
     if strange := [*absent, *unexpected]:
@@ -159,15 +150,9 @@ def _model_of(
 
 
 def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
-    folder = Path(tokenizer)
-    if not folder.is_dir():
-        try:
-            kept = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
-            kept.save_pretrained(out)
-        except (OSError, ValueError) as error:
-            why = first_line(error)
-            raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({why})") from error
-        return
-    for file in folder.iterdir():
-        if file.is_file() and any(fnmatchcase(file.name, name) for name in _TOKENIZER_FILES):
-            shutil.copyfile(file, out / file.name)
+    try:
+        found = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        why = first_line(error)
+        raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({why})") from error
+    found.save_pretrained(out)

@@ -25,6 +25,10 @@ from policy_worker.model.attention import MicroBatch, whole_row
 from policy_worker.objectives.columns import TokenScores
 
 
+class Headless(ValueError):
+    """A model without the head that it needs. The message is a reason for people."""
+
+
 class _ScoresTokens:
     """Adds to a causal language model: called with ``microbatch``, it returns TokenScores. It is
     the model's own forward rather than a function beside it, so that wrappers which work by hooks
@@ -56,14 +60,17 @@ class _ScoresTokens:
 
 
 def make_scorer(model: nn.Module) -> None:
-    """Teaches ``model`` (a transformers causal LM) to score packed rows, in place. Raises
-    ValueError, with a reason for people, if it has no head. ``rows.probe`` finds what its layers do
-    with packed rows."""
-    name = type(model).__name__
+    """Teaches ``model`` (a transformers causal LM) to score packed rows, in place. Raises Headless.
+    ``rows.probe`` finds what its layers do with packed rows."""
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
-        raise ValueError(f"{name} has no language-model head")
+        raise Headless(f"{type(model).__name__} has no language-model head")
+    _mix_in(_ScoresTokens, model)
+
+
+def _mix_in(kind: type, model: nn.Module) -> None:
     # Same name: exports write it to config.json as the architecture.
-    model.__class__ = type(name, (_ScoresTokens, type(model)), {"__module__": __name__})
+    name = type(model).__name__
+    model.__class__ = type(name, (kind, type(model)), {"__module__": __name__})
 
 
 def forward_row(base: nn.Module, microbatch: MicroBatch, **more: Any) -> Any:
@@ -157,12 +164,12 @@ class _ScoresStates:
 
 def make_value_head(model: nn.Module) -> None:
     """Teaches ``model`` (a sequence classifier with one label) to score packed rows, in place.
-    Raises ValueError, with a reason for people, if it cannot."""
-    name, head = type(model).__name__, getattr(model, HEAD, None)
+    Raises Headless."""
+    head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
-        raise ValueError(f"{name} has no linear head with one output, without bias")
-    # Same name: exports write it to config.json as the architecture.
-    model.__class__ = type(name, (_ScoresStates, type(model)), {"__module__": __name__})
+        name = type(model).__name__
+        raise Headless(f"{name} has no linear head with one output, without bias")
+    _mix_in(_ScoresStates, model)
 
 
 def values(model: nn.Module, microbatch: MicroBatch, at: Literal["token", "before"]) -> Tensor:

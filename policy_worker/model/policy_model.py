@@ -21,7 +21,7 @@ from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
 from policy_worker.model import attention
-from policy_worker.model.heads import HEAD, make_scorer, make_value_head
+from policy_worker.model.heads import HEAD, Headless, make_scorer, make_value_head
 from policy_worker.objectives.objective import Part
 
 
@@ -34,10 +34,14 @@ def load_part(
 ) -> nn.Module:
     """The model of ``part`` with float32 weights, ready for packed rows. Raises ModelError, which
     names its field."""
-    path = part.path or config.model.path
-    field = (part.path and part.field) or "model.path"
-    load = load_model if part.head == "lm" else load_scalar
-    return load(path, config.model, device, field=field, trainable=trainable)
+    return load_model(
+        part.path or config.model.path,
+        config.model,
+        device,
+        head=part.head,
+        field=(part.path and part.field) or "model.path",
+        trainable=trainable,
+    )
 
 
 def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Module:
@@ -80,66 +84,55 @@ def load_model(
     config: ModelConfig,
     device: torch.device,
     *,
+    head: str = "lm",
     field: str = "model.path",
     trainable: bool = True,
 ) -> nn.Module:
-    """The causal language model at ``path`` (directory or hub name) with float32 weights, ready for
-    packed rows. Raises ModelError, which names ``field``, if it cannot be read."""
+    """The model at ``path`` (directory or hub name) with float32 weights, ready for packed rows.
+
+    ``head``: lm for a causal language model. scalar for one number for each token: of a sequence
+    classifier with one label, or of a causal language model, whose head is replaced by zeros.
+
+    Raises ModelError, which names ``field``.
+    """
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, **_reading(config))
-    except Exception as error:  # whatever makes a user's files unreadable
-        raise ModelError(_unreadable(path, field, error, "a causal language model")) from error
-    try:
-        make_scorer(model)
-    except ValueError as error:
+        if head == "lm":
+            model = AutoModelForCausalLM.from_pretrained(path, **_reading(config))
+            make_scorer(model)
+        else:
+            model = _read_scalar(path, config)
+    except Headless as error:
         raise ModelError(f"{field} = {path!r} cannot be trained: {error}") from error
+    except Exception as error:  # whatever makes a user's files unreadable
+        what = "a causal language model" if head == "lm" else "a model with a scalar head"
+        raise ModelError(_unreadable(path, field, error, what)) from error
     return _prepared(model, config, device, trainable=trainable)
 
 
-def load_scalar(
-    path: str,
-    config: ModelConfig,
-    device: torch.device,
-    *,
-    field: str = "model.path",
-    trainable: bool = True,
-) -> nn.Module:
-    """The model at ``path`` with one number for each token: a sequence classifier with one label,
-    or a causal language model, whose head is replaced by zeros. Raises ModelError, which names
-    ``field``."""
-    transformers_logging.disable_progress_bar()
-    try:
-        stored = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
-        kinds = " ".join(stored.architectures or ())
-        labels = stored.num_labels
-        with _quiet():
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                path,
-                num_labels=1,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **_reading(config),
-            )
-    except Exception as error:  # whatever makes a user's files unreadable
-        raise ModelError(_unreadable(path, field, error, "a model with a scalar head")) from error
-    classifier = "ForSequenceClassification" in kinds
-    if classifier and labels != 1:
-        raise ModelError(
-            f"{field} = {path!r} is a classifier of {labels} labels, and a scalar head has one: "
-            "name one with num_labels = 1, or a causal language model, whose head is replaced"
+def _read_scalar(path: str, config: ModelConfig) -> nn.Module:
+    stored = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    classifier = "ForSequenceClassification" in " ".join(stored.architectures or ())
+    if classifier and stored.num_labels != 1:
+        raise Headless(
+            f"it is a classifier of {stored.num_labels} labels, and a scalar head has one: name "
+            "one with num_labels = 1, or a causal language model, whose head is replaced"
         )
+    with _quiet():
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            path,
+            num_labels=1,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **_reading(config),
+        )
+    make_value_head(model)
     missing = set(found["missing_keys"])
-    try:
-        make_value_head(model)
-        if absent := sorted(missing if classifier else missing - {f"{HEAD}.weight"}):
-            raise ValueError(f"its files lack {absent[0]}")
-    except ValueError as error:
-        problem = f"{field} = {path!r} cannot be loaded with a scalar head: {error}"
-        raise ModelError(problem) from error
+    if absent := sorted(missing if classifier else missing - {f"{HEAD}.weight"}):
+        raise Headless(f"its files lack {absent[0]}")
     if missing:
         torch.nn.init.zeros_(getattr(model, HEAD).weight)
-    return _prepared(model, config, device, trainable=trainable)
+    return model
 
 
 @contextlib.contextmanager

@@ -61,6 +61,32 @@ class RowTokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PairColumns(Generic[Array]):
+    """P pairs over the sequences of token columns. Arrays are [P]: int64, then float32."""
+
+    winner: Array
+    """The better sequence, from 0 to sequences - 1."""
+    loser: Array
+    weight: Array
+    """The pair's share in the step's loss, see pair_weights."""
+    margin: Array
+    """Difference of the two rewards, above 0."""
+
+    def of(self, row: RowTokens, device: torch.device, sequences: int) -> PairColumns[Tensor]:
+        """The pairs of one row of a batch of ``sequences``. Raises RuntimeError if a pair is not
+        whole in the row."""
+        place = np.full(sequences, -1, np.int64)
+        place[row.sequence_index] = np.arange(len(row.sequence_index))
+        present = place[self.winner] >= 0
+        if not np.array_equal(present, place[self.loser] >= 0):
+            raise RuntimeError(
+                "a pair is split over two rows: the objective needs whole_groups = True"
+            )
+        columns = place[self.winner], place[self.loser], self.weight, self.margin
+        return PairColumns(*(torch.from_numpy(c[present]).to(device) for c in columns))
+
+
+@dataclass(frozen=True, slots=True)
 class TokenColumns(Generic[Array]):
     """C completion tokens of S sequences: NumPy arrays of a whole batch, or tensors of a
     micro-batch. All are [C], float32 except ``sequence_of``, which is int64."""
@@ -83,6 +109,8 @@ class TokenColumns(Generic[Array]):
     """Log-prob under the reference model. Of a whole batch: only if a scorer computed it."""
     scored: Mapping[str, Array] = field(default_factory=dict)
     """By scorer: log-prob under its model."""
+    pairs: PairColumns[Array] | None = None
+    """Of an objective that compares sequences."""
 
     def of(
         self, row: RowTokens, device: torch.device, reference: Tensor | None
@@ -104,6 +132,7 @@ class TokenColumns(Generic[Array]):
             sequences=len(row.sequence_index),
             reference=reference,
             scored={name: chosen(column) for name, column in self.scored.items()},
+            pairs=None if self.pairs is None else self.pairs.of(row, device, self.sequences),
         )
 
 

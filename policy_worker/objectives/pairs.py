@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,51 +20,12 @@ from paceline.config.sections.objective_options import PairOptions
 from policy_worker.objectives.batch import Floats, Ints, StepTotals, TokenBatch
 from policy_worker.objectives.columns import (
     Array,
-    RowTokens,
+    PairColumns,
     TokenColumns,
     TokenScores,
     trained_by_sequence,
 )
 from policy_worker.objectives.objective import Loss, Mean, Objective
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairColumns(TokenColumns[Array]):
-    """Token columns, and P pairs over their sequences. Arrays are [P]: int64, then float32."""
-
-    winner: Array
-    """The better sequence, from 0 to sequences - 1."""
-    loser: Array
-    pair_weight: Array
-    """The pair's share in the step's loss, see pair_weights."""
-    margin: Array
-    """Difference of the two rewards, above 0."""
-
-    def of(
-        self, row: RowTokens, device: torch.device, reference: Tensor | None
-    ) -> PairColumns[Tensor]:
-        """Raises RuntimeError if a pair is not whole in the row."""
-        # No super(): a dataclass with slots is another class than the one that this body belongs
-        # to.
-        tokens = TokenColumns.of(self, row, device, reference)
-        place = np.full(self.sequences, -1, np.int64)
-        place[row.sequence_index] = np.arange(len(row.sequence_index))
-        present = place[self.winner] >= 0
-        if not np.array_equal(present, place[self.loser] >= 0):
-            raise RuntimeError(
-                "a pair is split over two rows: the objective needs whole_groups = True"
-            )
-        here = np.flatnonzero(present)
-        pairs = {
-            "winner": place[self.winner[here]],
-            "loser": place[self.loser[here]],
-            "pair_weight": self.pair_weight[here],
-            "margin": self.margin[here],
-        }
-        inherited: dict[str, Any] = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
-        return PairColumns(
-            **inherited, **{name: torch.from_numpy(a).to(device) for name, a in pairs.items()}
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +64,15 @@ class PairObjective(Objective):
         """The rewards themselves: they only say which completion is better."""
         return batch.reward
 
-    def columns(self, batch: TokenBatch, totals: StepTotals) -> PairColumns[np.ndarray]:
-        tokens = Objective.columns(self, batch, totals)
+    def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
+        tokens = super().columns(batch, totals)
         trained = trained_by_sequence(tokens.trained, batch.length) > 0
         every = self.options.pairs == "all"
         chosen, rejected = form_pairs(batch.reward, batch.sequences, trained, every=every)
         weight = pair_weights(batch.sequences, totals.sequences, every=every)
-        return PairColumns(
-            **{f.name: getattr(tokens, f.name) for f in fields(tokens)},
-            winner=chosen,
-            loser=rejected,
-            pair_weight=weight[batch.group_of[chosen]],
-            margin=(batch.reward[chosen] - batch.reward[rejected]).astype(np.float32),
-        )
+        margin = (batch.reward[chosen] - batch.reward[rejected]).astype(np.float32)
+        pairs = PairColumns(chosen, rejected, weight[batch.group_of[chosen]], margin)
+        return replace(tokens, pairs=pairs)
 
     def contributing(
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
@@ -132,9 +88,8 @@ class PolicyPairs(PairObjective):
     loss of a pair."""
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        pairs = pairs_of(tokens)
-        found = scored_pairs(scores.logprobs, pairs)
-        total = (self.pair_loss(found) * pairs.pair_weight).sum()
+        found = scored_pairs(scores.logprobs, tokens)
+        total = (self.pair_loss(found) * pairs_of(tokens).weight).sum()
         with torch.no_grad():
             return Loss(total, means=self.measure_pairs(found))
 
@@ -193,13 +148,14 @@ def pair_weights(sequences: Ints, total: int, *, every: bool) -> Floats:
     return weights
 
 
-def scored_pairs(logprobs: Tensor, tokens: PairColumns[Tensor]) -> PairScores:
+def scored_pairs(logprobs: Tensor, tokens: TokenColumns[Tensor]) -> PairScores:
     """logprobs: float32 [C] of the completion tokens, with graph. Tokens that are not trained count
     nothing."""
     reference = torch.zeros_like(logprobs) if tokens.reference is None else tokens.reference
     columns = (logprobs, reference, torch.ones_like(logprobs))
     sums = [sums_by_sequence(column, tokens) for column in columns]
-    return PairScores(*(s[place] for s in sums for place in (tokens.winner, tokens.loser)))
+    pairs = pairs_of(tokens)
+    return PairScores(*(s[place] for s in sums for place in (pairs.winner, pairs.loser)))
 
 
 def sums_by_sequence(values: Tensor, tokens: TokenColumns[Tensor]) -> Tensor:
@@ -220,7 +176,7 @@ def preference_means(chosen: Tensor, rejected: Tensor) -> dict[str, Mean]:
 
 
 def pairs_of(columns: TokenColumns[Array]) -> PairColumns[Array]:
-    """The columns with their pairs. Raises TypeError if an objective made others."""
-    if not isinstance(columns, PairColumns):
-        raise TypeError("these are columns of tokens: an objective of pairs makes PairColumns")
-    return columns
+    """Raises TypeError if an objective made columns without them."""
+    if columns.pairs is None:
+        raise TypeError("these columns have no pairs: an objective of pairs makes them")
+    return columns.pairs

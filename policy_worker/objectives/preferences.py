@@ -259,7 +259,7 @@ class RewardModel(PairObjective):
         each = bradley_terry(chosen, rejected, margin, self.options.center_coef)
         with torch.no_grad():
             means = preference_means(chosen, rejected)
-        return Loss((each * pairs.pair_weight).sum(), means=means)
+        return Loss((each * pairs.weight).sum(), means=means)
 
 
 def bradley_terry(

@@ -22,6 +22,7 @@ import numpy as np
 from paceline.config.schema import Config
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.payloads.store import Payloads
+from paceline.process.structured_log import first_line
 from paceline.v1 import rollout_pb2
 from policy_worker.objectives.batch import (
     BadGroup,
@@ -65,6 +66,14 @@ class RowShare:
     trained: int
     owned: Sequence[rollout_pb2.Group] = ()
     """Groups that this rank counts, each of one rank."""
+
+    def in_words(self, row: Ints, error: Exception) -> tuple[tuple[GroupKey, ...], str]:
+        """The groups of ``row``, which did not fit into memory, and why."""
+        groups = np.unique(self.batch.group_of[row])
+        prompts = self.batch.prompt_length[groups].sum()
+        tokens = int(prompts + self.batch.length[row].sum())
+        size = f"a row of {len(row)} sequences with {tokens} tokens, prompts included"
+        return tuple(key_of(self.groups[g]) for g in groups), f"{size}: {first_line(error)}"
 
 
 @dataclass(eq=False)

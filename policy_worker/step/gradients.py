@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.mesh.elastic_mesh import EpochCancelled
-from paceline.process.structured_log import first_line
 from paceline.v1 import rollout_pb2
 from policy_worker.model.attention import MicroBatch
 from policy_worker.model.train_state import (
@@ -29,7 +28,7 @@ from policy_worker.model.train_state import (
     local_tensor,
     reduce_next_backward,
 )
-from policy_worker.objectives.batch import GroupKey, Ints, StepTotals, key_of
+from policy_worker.objectives.batch import GroupKey, StepTotals
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
@@ -112,7 +111,11 @@ class Gradients:
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of groups that are in hand; of a sharded replica all ranks call it,
         with the same. Raises BadGroup, when nothing is added, and as add_share()."""
-        self.add_share(self._shares.of(groups, self._totals, self.vocabulary))
+        self.add_share(self.share_of(groups, self._totals))
+
+    def share_of(self, groups: Sequence[rollout_pb2.Group], totals: StepTotals) -> RowShare:
+        """This rank's share of groups that every rank has. Raises BadGroup."""
+        return self._shares.of(groups, totals, self.vocabulary)
 
     def add_share(
         self,
@@ -129,7 +132,7 @@ class Gradients:
         and EpochCancelled on every rank if the step was given up; all local gradients are dropped,
         and the step has to begin again.
         """
-        totals, ranks = self._totals, self.replica.size
+        totals = self._totals
         every_row = self.state.config.train.memory.gradient_sync == "row"
         for number in range(share.rounds):
             last = number == share.rounds - 1
@@ -143,13 +146,16 @@ class Gradients:
                     micro = self.forwards.pack(share.batch, row, self.device)
                     self._add_row(share.columns, micro, counts=mine)
             except torch.OutOfMemoryError as error:
-                refused = self._too_large(share, row, error)
-                if ranks > 1:
+                self.clear()  # a part of the row may be in the gradients
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                groups, why = share.in_words(row, error)
+                if self.replica.size > 1:
                     # The other ranks wait in a collective of their rows: the replica has to die as
                     # one. Its groups become suspects, and are computed one by one from then on.
-                    names = ", ".join(task_id for task_id, _ in refused.groups[:8])
-                    raise self.replica.given_up(f"groups {names}: {refused}") from error
-                raise refused from error
+                    names = ", ".join(task_id for task_id, _ in groups[:8])
+                    raise self.replica.given_up(f"groups {names}: {why}") from error
+                raise RowOutOfMemory(why, groups) from error
             self.on_progress()
             # One integer over loopback for each micro-batch: ranks look at different moments.
             if not self.replica.agree(not self.left()):
@@ -166,19 +172,6 @@ class Gradients:
         if self._spec is None:
             raise RuntimeError("no step is open")
         return self._spec
-
-    def _too_large(self, share: RowShare, row: Ints, error: Exception) -> RowOutOfMemory:
-        self.clear()  # a part of the row may be in the gradients
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        batch = share.batch
-        groups = np.unique(batch.group_of[row])
-        tokens = int(batch.prompt_length[batch.group_of[row]].sum() + batch.length[row].sum())
-        return RowOutOfMemory(
-            f"a row of {len(row)} sequences with {tokens} tokens, prompts included: "
-            + first_line(error),
-            tuple(key_of(share.groups[g]) for g in groups),
-        )
 
     @property
     def vocabulary(self) -> int:

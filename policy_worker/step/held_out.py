@@ -9,19 +9,10 @@ import numpy as np
 import torch
 
 from paceline.ids import Step
-from paceline.process.structured_log import first_line
 from paceline.v1 import rollout_pb2
-from policy_worker.objectives.batch import (
-    BadGroup,
-    Ints,
-    StepTotals,
-    TokenBatch,
-    check_values,
-    decode,
-    key_of,
-)
+from policy_worker.objectives.batch import BadGroup, Ints, StepTotals, decode
 from policy_worker.objectives.columns import trained_by_sequence
-from policy_worker.rows.packing import plan_rows
+from policy_worker.rows.row_shares import RowShare
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.stats import Stats, measure
 
@@ -31,64 +22,47 @@ def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) 
     Local gradients are untouched. Of a sharded replica all ranks call it, with the same groups.
     Raises BadGroup that names the groups, also if one does not fit into memory by itself
     (ReplicaBroken with several ranks)."""
+    state, device = gradients.state, gradients.device
     batch = decode(groups)
-    check_values(batch, groups, gradients.vocabulary)
-    state, replica = gradients.state, gradients.replica
     per_sequence = trained_by_sequence(batch.trained, batch.length)
-    totals = StepTotals(
-        Step(state.step + 1),
-        state.version,
-        int(per_sequence.sum()),
-        int(np.count_nonzero(per_sequence)),
-    )
-    columns = gradients.objective.columns(batch, totals)
-    every = np.arange(len(batch.length))
-    limit, whole = state.config.train.memory.tokens_per_microbatch, gradients.objective.whole_groups
-    rows = plan_rows(batch, every, limit, whole_groups=whole)
+    tokens, sequences = int(per_sequence.sum()), int(np.count_nonzero(per_sequence))
+    totals = StepTotals(Step(state.step + 1), state.version, tokens, sequences)
+    share = gradients.share_of(groups, totals)
+    rows = [(row, True) for row in share.rows]
+    # The forward is collective: one without a row of its own counts nothing.
+    rows += [(share.filler, False)] * (share.rounds - len(rows))
     stats = Stats()
-    start = 0
-    while start < len(rows):
-        # As in Gradients.add: the forward is collective, and one without a row of its own counts
-        # nothing.
-        mine = start + replica.rank < len(rows)
-        row = rows[start + replica.rank] if mine else rows[start]
+    while rows:
+        row, mine = rows.pop(0)
         try:
-            micro = gradients.forwards.pack(batch, row, gradients.device)
+            micro = gradients.forwards.pack(share.batch, row, device)
             with torch.no_grad():
                 scores, reference = gradients.forwards.scores(micro)
-                tokens = columns.of(micro, gradients.device, reference)
-                loss = gradients.objective.loss(scores, tokens)
+                columns = share.columns.of(micro, device, reference)
+                loss = gradients.objective.loss(scores, columns)
         except torch.OutOfMemoryError as error:
-            rows[start : start + 1] = _one_row_a_group(gradients, batch, row, groups, error)
+            rows[:0] = [(row, True) for row in _one_row_a_group(gradients, share, row, error)]
             continue
         if mine:
-            measure(stats, scores, loss, tokens, sampled=not state.config.recorded)
+            measure(stats, scores, loss, columns, sampled=not state.config.recorded)
             stats.add("loss", float(loss.total), 0.0)
         gradients.on_progress()
-        start += replica.size
-    if replica.rank == 0:
+    if gradients.replica.leads:
         stats.add("loss", 0.0, 1.0)
     return stats
 
 
 def _one_row_a_group(
-    gradients: Gradients,
-    batch: TokenBatch,
-    row: Ints,
-    groups: Sequence[rollout_pb2.Group],
-    error: torch.OutOfMemoryError,
+    gradients: Gradients, share: RowShare, row: Ints, error: torch.OutOfMemoryError
 ) -> list[Ints]:
     """The groups of ``row``, which does not fit into memory, in rows of their own. Raises BadGroup
     if it is one already, and ReplicaBroken if other ranks wait for this one."""
     if gradients.device.type == "cuda":
         torch.cuda.empty_cache()
-    group_of = batch.group_of[row]
-    numbers = np.unique(group_of)
-    named = [key_of(groups[g]) for g in numbers]
-    tokens = int(batch.prompt_length[numbers].sum() + batch.length[row].sum())
-    said = f"{tokens} tokens, prompts included: {first_line(error)}"
+    named, why = share.in_words(row, error)
     if gradients.replica.size > 1:
-        raise gradients.replica.given_up(f"held-out rows: {said}") from error
-    if len(numbers) == 1:
-        raise BadGroup(said, named, "out_of_memory") from error
-    return [row[group_of == g] for g in numbers]
+        raise gradients.replica.given_up(f"held-out rows: {why}") from error
+    if len(named) == 1:
+        raise BadGroup(why, named, "out_of_memory") from error
+    group_of = share.batch.group_of[row]
+    return [row[group_of == g] for g in np.unique(group_of)]

@@ -24,9 +24,16 @@ from torch import Tensor
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.mesh.gloo_backend import GlooBackend
 from paceline.v1 import worker_pb2
-from paceline.weights.frames import WHOLE, BucketRecord, send_record
-from paceline.weights.link_greeting import PUBLISHER, RECEIVER, await_hello
-from paceline.weights.share_request import Answer, recv_ask, send_answer
+from paceline.weights.link_messages import (
+    PUBLISHER,
+    RECEIVER,
+    WHOLE,
+    Answer,
+    await_hello,
+    recv_ask,
+    send_answer,
+    send_record,
+)
 from paceline.weights.weight_manifest import WeightShare
 from paceline.weights.weight_sending import announce
 from paceline.weights.weight_snapshot import WeightSnapshot
@@ -116,7 +123,7 @@ def half_sender(args: argparse.Namespace) -> None:
     announce(mesh, snapshot)
     while recv_ask(mesh) is not True:
         send_answer(mesh, Answer(ready=True, kept=True))
-    send_record(mesh, BucketRecord(WHOLE, snapshot.checksum(0)), RECEIVER)
+    send_record(mesh, WHOLE, snapshot.checksum(0))
     mesh.send(snapshot.bucket(0), RECEIVER)
     say(sent="half")
     threading.Event().wait()
@@ -138,9 +145,9 @@ def half_source(args: argparse.Namespace) -> None:
     while recv_ask(mesh) is not True:
         send_answer(mesh, Answer(ready=True, kept=True))
     first, second = share.buckets(snapshot.manifest)[:2]
-    send_record(mesh, BucketRecord(WHOLE, snapshot.checksum(first)), RECEIVER)
+    send_record(mesh, WHOLE, snapshot.checksum(first))
     mesh.send(snapshot.bucket(first), RECEIVER)
-    send_record(mesh, BucketRecord(WHOLE, snapshot.checksum(second)), RECEIVER)
+    send_record(mesh, WHOLE, snapshot.checksum(second))
     say(sent="half")
     threading.Event().wait()
 

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.weights.arriving_weights import ReceiverBase
-from paceline.weights.frames import recv_frame, send_frame
-from paceline.weights.link_greeting import (
+from paceline.weights.link_messages import (
     PUBLISHER,
     RECEIVER,
     acknowledge,
     await_hello,
+    recv_frame,
     say_hello,
+    send_frame,
 )
 from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_manifest import WeightsRefused

@@ -23,15 +23,14 @@ def store() -> dist.Store:
 
 @pytest.fixture
 def leader(store: dist.Store) -> Iterator[LinkNotices]:
-    made = LinkNotices(store, 0, SIZE)
-    made.start(lambda links: None)
+    made = LinkNotices(store, 0, SIZE, lambda links: None)
     yield made
     made.close()
 
 
 def reader(store: dist.Store, rank: int) -> queue.Queue[list[int]]:
     heard: queue.Queue[list[int]] = queue.Queue()
-    LinkNotices(store, rank, SIZE).start(lambda links: heard.put([k.epoch for k in links]))
+    LinkNotices(store, rank, SIZE, lambda links: heard.put([k.epoch for k in links]))
     return heard
 
 
@@ -52,7 +51,7 @@ def test_every_rank_ends_with_the_newest_links(store: dist.Store, leader: LinkNo
     for epoch in range(20):
         leader.tell(links(epoch, epoch + 1))
     leader.tell(links())
-    assert last(first, []) == last(second, []) <= 21
+    assert last(first, []) == last(second, [])
 
 
 def test_one_that_was_late_hears_what_was_said_before(
@@ -79,6 +78,4 @@ def test_links_that_have_not_changed_are_not_told_again(
     heard = reader(store, 1)
     for told in (links(1), links(1), links(1), links(2)):
         leader.tell(told)
-        if told[0].epoch == 1:
-            until(lambda: leader._links is None)
     assert [heard.get(timeout=60), heard.get(timeout=60)] == [[1], [2]]

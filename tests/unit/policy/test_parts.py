@@ -11,7 +11,7 @@ from policy_worker.checkpoint.checkpoint import CheckpointError
 from policy_worker.checkpoint.export import ExportError, export
 from policy_worker.conformance import conformance
 from policy_worker.model.heads import values
-from policy_worker.model.policy_model import ModelError, load_scalar
+from policy_worker.model.policy_model import ModelError, load_model
 from policy_worker.objectives.batch import decode
 from policy_worker.objectives.load import ObjectiveError, load_objective
 from policy_worker.objectives.objective import Objective, Part
@@ -68,9 +68,14 @@ def train(trainer, step):
 # ---- scalar heads
 
 
+def load_critic(path):
+    field = "objective.critic_path"
+    return load_model(str(path), make_config().model, CPU, head="scalar", field=field)
+
+
 @pytest.mark.parametrize("at", ["token", "before"])
 def test_a_scalar_head_on_a_packed_row_equals_transformers_on_each_sequence_alone(classifier, at):
-    head = load_scalar(classifier, make_config().model, CPU)
+    head = load_model(classifier, make_config().model, CPU, head="scalar")
     plain = AutoModelForSequenceClassification.from_pretrained(classifier)
     plain.config.pad_token_id = None  # it pools the last token that is not padding
     groups = random_groups(3, group_size=4, seed=5, longest=12, vocab=15)
@@ -92,13 +97,15 @@ def test_a_scalar_head_on_a_packed_row_equals_transformers_on_each_sequence_alon
 
 def test_the_head_of_a_language_model_is_zero_and_that_of_a_classifier_is_kept(model, classifier):
     settings = make_config().model
-    fresh = load_scalar(model, settings, CPU)
+    fresh = load_model(model, settings, CPU, head="scalar")
     assert not fresh.score.weight.any()
     backbone = dict(AutoModelForCausalLM.from_pretrained(model).named_parameters())
     for name, parameter in fresh.model.named_parameters():
         assert torch.equal(parameter, backbone[f"model.{name}"]), name
     kept = AutoModelForSequenceClassification.from_pretrained(classifier)
-    assert torch.equal(load_scalar(classifier, settings, CPU).score.weight, kept.score.weight)
+    assert torch.equal(
+        load_model(classifier, settings, CPU, head="scalar").score.weight, kept.score.weight
+    )
 
 
 def test_a_classifier_of_several_labels_is_refused_with_the_setting(model, tmp_path):
@@ -106,12 +113,12 @@ def test_a_classifier_of_several_labels_is_refused_with_the_setting(model, tmp_p
         tmp_path
     )
     with pytest.raises(ModelError, match=r"objective.critic_path = .*3 labels.*num_labels = 1"):
-        load_scalar(str(tmp_path), make_config().model, CPU, field="objective.critic_path")
+        load_critic(tmp_path)
 
 
 def test_an_unreadable_scalar_part_is_one_line_that_names_its_setting(model, tmp_path):
     with pytest.raises(ModelError, match=r"^objective.critic_path = .*no such directory"):
-        load_scalar(str(tmp_path / "none"), make_config().model, CPU, field="objective.critic_path")
+        load_critic(tmp_path / "none")
 
 
 # ---- the whole state
