@@ -1,8 +1,7 @@
 """Blocking control-plane client of the training thread, with calls that a condition ends early.
 
 The session and all calls run on an event loop in a background thread. The training thread waits for
-the controller here and nowhere else. Of the worker's report the training thread writes, and the
-session's thread reads: each change replaces one snapshot.
+the controller here and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -227,29 +226,24 @@ class EpochState:
     """Newest epoch that ended for this replica before the controller named another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """State of the training thread at one moment."""
-
-    lifecycle: worker_pb2.Lifecycle = worker_pb2.LIFECYCLE_STARTING
-    progress: int = 0
-    busy: bool = True
-    """The thread has work to do: a worker that is busy without progress is wedged."""
-    activity: str = "loading the model"
-    mesh_epoch: int = 0
-    state_version: int = NO_VERSION
-
-
 class PolicyReport:
-    """Written on the training thread; ``report`` may be called on any."""
+    """Written on the training thread; ``report`` may be called on any: each change replaces
+    ``now``."""
 
-    def __init__(self, epochs: EpochState | None = None) -> None:
-        self.epochs = epochs or EpochState()
+    def __init__(self) -> None:
+        self.epochs = EpochState()
         self.state: TrainState | None = None
-        self.now = Standing()
+        self.now: dict[str, Any] = {
+            "lifecycle": worker_pb2.LIFECYCLE_STARTING,
+            "progress": 0,
+            "busy": True,
+            "activity": "loading the model",
+            "state_version": NO_VERSION,
+        }
         self._resources = Resources()
 
     def work(self, activity: str) -> None:
+        """The thread has something to do: a worker that is busy without progress is wedged."""
         self.progressed(busy=True, activity=activity)
 
     def rest(self, activity: str) -> None:
@@ -257,34 +251,17 @@ class PolicyReport:
 
     def progressed(self, **changes: Any) -> None:
         """A part of the work is done."""
-        self._change(progress=self.now.progress + 1, **changes)
+        self.change(progress=self.now["progress"] + 1, **changes)
 
-    def enter(self, lifecycle: worker_pb2.Lifecycle) -> None:
-        self._change(lifecycle=lifecycle)
-
-    def refresh(self) -> None:
-        """The state or the epoch has changed."""
-        self._change()
+    def change(self, **changes: Any) -> None:
+        """Takes over the state's version and the epoch, too."""
+        version = NO_VERSION if self.state is None else self.state.version
+        place = {"mesh_epoch": self.epochs.formed, "state_version": version}
+        self.now = self.now | place | changes
 
     def report(self, link_epochs: list[int], waits: Sequence[Any] = ()) -> worker_pb2.Report:
-        now = self.now
-        return worker_pb2.Report(
-            lifecycle=now.lifecycle,
-            progress=now.progress,
-            busy=now.busy,
-            mesh_epoch=now.mesh_epoch,
-            state_version=now.state_version,
-            link_epochs=link_epochs,
-            gauges=self._resources.read(),
-            activity=now.activity,
-            waits=waits,
-        )
-
-    def _change(self, **changes: Any) -> None:
-        version = NO_VERSION if self.state is None else self.state.version
-        self.now = replace(
-            self.now, mesh_epoch=self.epochs.formed, state_version=version, **changes
-        )
+        gauges = self._resources.read()
+        return worker_pb2.Report(**self.now, link_epochs=link_epochs, gauges=gauges, waits=waits)
 
 
 class StuckRanks:

@@ -1,4 +1,4 @@
-"""Policy worker: the controller's directives, mesh epochs and training steps.
+"""A policy worker follows the controller's directives, one training step after the other.
 
     directive ─┬─ no mesh ────────► leave it; draining: finish and exit
                ├─ another epoch ──► form ─► restore | receive_state | send_state ─┐
@@ -52,7 +52,6 @@ from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.control_plane import (
     BlockingControlPlane,
-    EpochState,
     PolicyReport,
     RefusalLimit,
     StuckRanks,
@@ -124,8 +123,8 @@ class PolicyWorker:
         self.config = config
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
-        self.epochs = EpochState()
-        self.worker_report = PolicyReport(self.epochs)
+        self.worker_report = PolicyReport()
+        self.epochs = self.worker_report.epochs
         self.side: SideChannel | None = None
         self.admitted = False
         self.outlets: AfterCommit | None = None
@@ -179,7 +178,7 @@ class PolicyWorker:
         self.control.on_directive(self.end_epochs)
         if (directive := self.control.directive) is not None:  # came before the line above
             self.end_epochs(directive)
-        self.worker_report.enter(worker_pb2.LIFECYCLE_RUNNING)
+        self.worker_report.change(lifecycle=worker_pb2.LIFECYCLE_RUNNING)
         try:
             while (directive := self.next_directive()) is not None:
                 self.follow(directive)
@@ -194,8 +193,8 @@ class PolicyWorker:
         if directive is None:  # rejoining at this very moment
             return self.next_directive()
         draining = directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING
-        if draining and self.worker_report.now.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
-            self.worker_report.enter(worker_pb2.LIFECYCLE_DRAINING)
+        if draining and self.worker_report.now["lifecycle"] == worker_pb2.LIFECYCLE_RUNNING:
+            self.worker_report.change(lifecycle=worker_pb2.LIFECYCLE_DRAINING)
             self.control.poke()
         if self.control.stopped or (draining and self.control.mesh is None):
             return None
@@ -239,16 +238,20 @@ class PolicyWorker:
         trainer = self.trainer
         place = MeshEpoch(mesh.epoch), rank, len(mesh.members)
         here = EpochMesh(*place, self.rendezvous_url, self.run_id, self.host)
-        where = f"forming epoch {mesh.epoch}"
-        with waiting(WaitKind.PEERS, where, limit_s=FORM_LIMIT_S):
+        with waiting(WaitKind.PEERS, f"forming epoch {mesh.epoch}", limit_s=FORM_LIMIT_S):
             over = functools.partial(self.epoch_is_over, mesh.epoch)
             trainer.form(here, FORM_LIMIT_S, cancelled=over)
+        # Those that need the state stand in one line behind the source.
+        joiners = [rank for rank, member in enumerate(mesh.members) if member.needs_state]
         if mesh.restore:
             self.restore(mesh)
-        elif mesh.members[rank].needs_state:
-            self.receive_state(mesh, rank)
-        elif rank == mesh.source_rank and joiners(mesh):
-            self.send_state(mesh)
+        elif rank in joiners:
+            self.receive_state(mesh, [mesh.source_rank, *joiners], joiners.index(rank))
+        elif rank == mesh.source_rank and joiners:
+            peer = mesh.members[joiners[0]].worker_id
+            self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {len(joiners)}")
+            with waiting(WaitKind.STATE, f"sending the state to {peer}", peer):
+                trainer.send_state(joiners[0])
         if trainer.state.version != mesh.state_version:
             # The controller sees it in the report, and forms an epoch that transfers the state
             # here.
@@ -256,7 +259,7 @@ class PolicyWorker:
                 f"holds version {trainer.state.version}, the epoch needs {mesh.state_version}"
             )
         self.epochs.formed = mesh.epoch
-        self.worker_report.refresh()
+        self.worker_report.change()
         self.control.poke()
         event(
             log,
@@ -280,32 +283,22 @@ class PolicyWorker:
         with waiting(WaitKind.CHECKPOINT, what, path or self.config.model.path):
             self.trainer.restore(path, Step(mesh.step), version)
 
-    def receive_state(self, mesh: worker_pb2.PolicyMesh, rank: int) -> None:
-        """Takes the state from the member before this one, and hands it to the one after it: they
-        stand in one line behind the source."""
+    def receive_state(self, mesh: worker_pb2.PolicyMesh, line: list[int], place: int) -> None:
+        """Takes the state from the member at ``place`` of the line, and hands it to the one behind
+        this one."""
         self.worker_report.work(f"epoch {mesh.epoch}: receiving the state")
-        line = [mesh.source_rank, *joiners(mesh)]
-        place = line.index(rank, 1)
-        source = mesh.members[line[place - 1]].worker_id
-        successor = line[place + 1] if place + 1 < len(line) else None
-        with waiting(WaitKind.STATE, f"receiving the state from {source}", source):
-            self.trainer.receive_state(line[place - 1], successor)
+        source, *behind = line[place], *line[place + 2 :]
+        peer = mesh.members[source].worker_id
+        with waiting(WaitKind.STATE, f"receiving the state from {peer}", peer):
+            self.trainer.receive_state(source, behind[0] if behind else None)
         self.out.forget_from(Version(mesh.state_version))
-
-    def send_state(self, mesh: worker_pb2.PolicyMesh) -> None:
-        """Sends the state to the first joiner."""
-        first, *others = joiners(mesh)
-        self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {1 + len(others)}")
-        peer = mesh.members[first].worker_id
-        with waiting(WaitKind.STATE, f"sending the state to {peer}", peer):
-            self.trainer.send_state(first)
 
     def leave(self) -> None:
         """Leaves the mesh and keeps the local gradients."""
         self.trainer.abandon()
         if self.epochs.formed:
             self.epochs.formed = 0
-            self.worker_report.refresh()
+            self.worker_report.change()
             self.control.poke()
 
     def collective_failed(self, mesh: worker_pb2.PolicyMesh | None, error: MeshError) -> None:
@@ -313,9 +306,13 @@ class PolicyWorker:
         directive."""
         epoch = mesh.epoch if mesh is not None else self.epochs.formed
         event(log, "collective failed", logging.WARNING, epoch=epoch, error=error)
+        self.end_epoch(epoch)
+        self.control.report_failure(epoch, str(error))
+
+    def end_epoch(self, epoch: int) -> None:
+        """Leaves the mesh before the controller names another one."""
         self.epochs.ended = epoch
         self.leave()
-        self.control.report_failure(epoch, str(error))
 
     def end_epochs(self, directive: worker_pb2.Directive) -> None:
         """Ends the epochs that a new directive ends; on the session's thread, because the training
@@ -339,12 +336,10 @@ class PolicyWorker:
             plan, lambda: self.epoch_is_over(mesh.epoch) or self.step_is_left()
         )
         if not shard.complete:
-            self.epochs.ended = mesh.epoch
-            self.leave()
+            self.end_epoch(mesh.epoch)
             return
         self.worker_report.work(f"step {plan.step}: reducing")
-        where = f"inside the all-reduce of epoch {mesh.epoch}"
-        with waiting(WaitKind.COLLECTIVE, where):
+        with waiting(WaitKind.COLLECTIVE, f"inside the all-reduce of epoch {mesh.epoch}"):
             stats = self.trainer.reduce()
         reduced = time.monotonic()
         stats.set("lr", plan.lr)
@@ -356,12 +351,11 @@ class PolicyWorker:
         with waiting(WaitKind.VOTES, f"waiting for the votes of step {plan.step}"):
             version = self.vote(plan, stats)
         if version is None:
-            self.epochs.ended = mesh.epoch
-            self.leave()
+            self.end_epoch(mesh.epoch)
             return
         self.worker_report.work(f"step {plan.step}: committing")
         self.trainer.commit(version, plan.lr)
-        self.worker_report.refresh()
+        self.worker_report.change()
         self.last_commit_s = time.monotonic() - reduced
         self.refusals.clear()
         self.control.poke()
@@ -493,7 +487,7 @@ class PolicyWorker:
         # Its checkpoints are being written: the writer's thread marks its own wait.
         self.trainer.close()
         self.out.finish()
-        self.worker_report.enter(worker_pb2.LIFECYCLE_STOPPED)
+        self.worker_report.change(lifecycle=worker_pb2.LIFECYCLE_STOPPED)
         event(log, "finished", step=self.trainer.state.step, version=self.trainer.state.version)
 
     def close(self) -> None:
@@ -501,8 +495,3 @@ class PolicyWorker:
             self.outlets.publisher.close()
         self.trainer.abandon()
         self.control.close()
-
-
-def joiners(mesh: worker_pb2.PolicyMesh) -> list[int]:
-    """Ranks of the members that need the state."""
-    return [rank for rank, member in enumerate(mesh.members) if member.needs_state]

@@ -42,13 +42,14 @@ class NcclBackend:
         set_up_cuda()
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(member.timeout_s))))
         size, timeout = member.size, timedelta(seconds=member.timeout_s)
+        address = b""
         if member.rank == 0:
             self._store = host_store(member.host, timeout, size)
-            meeting.put("tcp", json.dumps([member.host, self._store.port]).encode())
-        else:
-            address = json.loads(meeting.get(["tcp"])[0])
+            address = json.dumps([member.host, self._store.port]).encode()
+        host, port = json.loads(meeting.exchange("tcp", member.rank, address, size)[0])
+        if member.rank:
             self._store = dist.TCPStore(
-                str(address[0]), int(address[1]), size, is_master=False, timeout=timeout
+                str(host), int(port), size, is_master=False, timeout=timeout
             )
         options = dist.ProcessGroupNCCL.Options()
         options.config.blocking = 0

@@ -20,7 +20,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -35,9 +35,7 @@ from paceline.rpc.addresses import address_towards
 
 T = TypeVar("T")
 
-# Redis answers a poll in well under a millisecond; members usually arrive within a few of these.
-_FIRST_POLL_S = 0.001
-_LONGEST_POLL_S = 0.02
+_RETRY_S = 0.02
 BLOCK_S = 0.5
 """Longest time that a member waits for its token before it looks whether it was cancelled."""
 LOOK_EVERY = 4
@@ -82,30 +80,18 @@ class Rendezvous:
 
     def claim(self, rank: int) -> None:
         """Takes ``rank`` for this process. Raises MeshError if it is taken already."""
-        token = secrets.token_bytes(8)
+        field, token = f"claim:{rank}", secrets.token_bytes(8)
+
+        def write() -> bytes:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hsetnx(self._key, field, token)
+            pipe.expire(self._key, self._ttl_s)
+            pipe.hget(self._key, field)
+            return bytes(pipe.execute()[2])
+
         # What is there then tells a retry of our own lost reply from a second member.
-        if self._write("hsetnx", f"claim:{rank}", token) != token:
+        if self._patiently(write) != token:
             raise MeshError(f"rank {rank} of {self._key} is taken: an epoch is formed only once")
-
-    def put(self, field: str, value: bytes) -> None:
-        """Publishes ``value`` to all members."""
-        self._write("hset", field, value)
-
-    def get(self, fields: Iterable[str]) -> list[bytes]:
-        """Values of ``fields``, in order; waits until all are there."""
-        names = list(fields)
-
-        def read() -> list[bytes | None]:
-            return list(self._redis.hmget(self._key, names))
-
-        pause_s = _FIRST_POLL_S
-        while True:
-            values = self._patiently(read)
-            if all(value is not None for value in values):
-                return [bytes(value) for value in values if value is not None]
-            missing = [n for n, value in zip(names, values, strict=True) if value is None]
-            self._rest(pause_s, f"{', '.join(missing)} missing")
-            pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
 
     def speak(self, topic: str, name: str, value: bytes, size: int) -> None:
         """Says ``value`` under ``name`` in the round ``topic``, in which each of ``size`` members
@@ -145,13 +131,15 @@ class Rendezvous:
                 break
             if time.monotonic() >= self._deadline:
                 self._check(f"{self._absent(topic, size)} missing")
-        found = self._patiently(lambda: self._redis.hgetall(said))
+        return self._said(topic)
+
+    def _said(self, topic: str) -> dict[str, bytes]:
+        found = self._patiently(lambda: self._redis.hgetall(f"{self._key}:{topic}"))
         return {name.decode(): bytes(value) for name, value in found.items()}
 
     def _absent(self, topic: str, size: int) -> str:
         """Ranks that have not spoken in the round: they end the names under which members speak."""
-        found = self._patiently(lambda: self._redis.hgetall(f"{self._key}:{topic}"))
-        there = {name.decode().rpartition("/")[2] for name in found}
+        there = {name.rpartition("/")[2] for name in self._said(topic)}
         return ", ".join(f"{topic}:{rank}" for rank in range(size) if str(rank) not in there)
 
     def exchange(self, topic: str, rank: int, value: bytes, size: int) -> list[bytes]:
@@ -163,17 +151,6 @@ class Rendezvous:
     def close(self) -> None:
         self._redis.close()
 
-    def _write(self, command: str, field: str, value: bytes) -> bytes:
-
-        def write() -> bytes:
-            pipe = self._redis.pipeline(transaction=False)
-            getattr(pipe, command)(self._key, field, value)
-            pipe.expire(self._key, self._ttl_s)
-            pipe.hget(self._key, field)
-            return bytes(pipe.execute()[2])
-
-        return self._patiently(write)
-
     def _patiently(self, call: Callable[[], T]) -> T:
         """Runs ``call``, which may be repeated, until Redis answers."""
         while True:
@@ -182,11 +159,8 @@ class Rendezvous:
             try:
                 return call()
             except redis.RedisError as error:
-                self._rest(_LONGEST_POLL_S, f"Redis: {error}")
-
-    def _rest(self, seconds: float, why: str) -> None:
-        self._check(why)
-        time.sleep(seconds)
+                self._check(f"Redis: {error}")
+                time.sleep(_RETRY_S)
 
     def _check(self, why: str) -> None:
         if self._cancelled():
@@ -249,9 +223,6 @@ def local_address(url: str) -> str:
         raise MeshError(f"no route to the rendezvous at {server}: {error}") from error
 
 
-BACKLOG = 128
-
-
 def host_store(
     host: str, timeout: timedelta, size: int | None = None, *, port: int = 0
 ) -> dist.TCPStore:
@@ -259,7 +230,7 @@ def host_store(
     ``size``: number of the processes that will use it, if known. Raises OSError if the port is
     taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener = socket.create_server((host, port), family=family, backlog=128)
     port = listener.getsockname()[1]
     # The store owns the socket from here on, and closes it.
     return dist.TCPStore(

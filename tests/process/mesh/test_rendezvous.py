@@ -32,7 +32,7 @@ def test_a_superseded_meeting_gives_up_at_once(url: str) -> None:
     threading.Timer(0.05, over.set).start()
     started = time.monotonic()
     with pytest.raises(EpochCancelled):
-        meeting.get(["never"])
+        meeting.hear("round", 1)
     assert time.monotonic() - started < 60
 
 
@@ -46,9 +46,9 @@ def test_a_rank_is_claimed_once(url: str) -> None:
 def test_a_meeting_expires_by_itself(url: str) -> None:
     meeting = meet(url, "expiry", timeout_s=5)
     meeting.claim(0)
-    meeting.put("name", b"value")
-    left_s = redis.Redis.from_url(url).ttl("expiry")
-    assert 0 < left_s <= 65
+    meeting.speak("round", "0", b"value", 2)
+    client = redis.Redis.from_url(url)
+    assert all(0 < client.ttl(key) <= 65 for key in ("expiry", "expiry:round"))
 
 
 def test_redis_away_is_waited_out(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -57,18 +57,18 @@ def test_redis_away_is_waited_out(tmp_path_factory: pytest.TempPathFactory) -> N
     key = "paceline:away:rdv:mesh:1:0"
     endpoint = ensure_redis(directory, RedisConfig())
     meeting = meet(endpoint.worker_url, key, timeout_s=30)
-    meeting.put("before", b"1")
+    meeting.speak("round", "0", b"1", 2)
     server = psutil.Process(endpoint.pid)
     server.kill()
     server.wait()
-    found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.extend(meeting.get(["before", "after"])))
+    found: dict[str, bytes] = {}
+    reader = threading.Thread(target=lambda: found.update(meeting.hear("round", 2)))
     reader.start()
     try:
         endpoint = ensure_redis(directory, RedisConfig())
-        meet(endpoint.worker_url, key).put("after", b"2")
+        meet(endpoint.worker_url, key).speak("round", "1", b"2", 2)
         reader.join(timeout=60)
-        assert found == [b"1", b"2"]
+        assert found == {"0": b"1", "1": b"2"}
     finally:
         stop_redis(directory)
 
@@ -76,7 +76,7 @@ def test_redis_away_is_waited_out(tmp_path_factory: pytest.TempPathFactory) -> N
 def test_no_redis_is_an_error_after_the_timeout() -> None:
     meeting = meet("redis://127.0.0.1:1/0", "nowhere", timeout_s=0.2)
     with pytest.raises(MeshError, match="Redis"):
-        meeting.put("name", b"value")
+        meeting.claim(0)
 
 
 def test_the_store_does_what_torch_asks_of_it(url: str) -> None:
@@ -115,7 +115,7 @@ def exchange_all(url: str, key: str, size: int, before_last: Callable[[], None])
 def commands_of(client: redis.Redis) -> Counter[str]:
     """Calls of each command that a round is made of."""
     stats = client.info("commandstats")
-    names = ["hset", "expire", "hlen", "rpush", "blpop", "hgetall", "hmget", "hget"]
+    names = ["hset", "expire", "hlen", "rpush", "blpop", "hgetall", "hget"]
     return Counter({name: stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in names})
 
 
