@@ -35,14 +35,13 @@ RETRY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
-    info: CheckpointInfo
-    term: int
+class _Outcome:
+    """What became of a checkpoint."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
     version: Version
+    recorded: CheckpointInfo | None = None
+    """None: it could not be written, or not recorded."""
+    term: int = 0
 
 
 class AfterCommit:
@@ -65,8 +64,8 @@ class AfterCommit:
         """Version of the newest checkpoint that is being written or is recorded."""
         self._saved_step = Step(0)
         self._save_again_at = 0.0
-        self._recorded: _Recorded | None = None
-        self._outcomes: SimpleQueue[_Recorded | _Failed] = SimpleQueue()
+        self._recorded: _Outcome | None = None
+        self._outcomes: SimpleQueue[_Outcome] = SimpleQueue()
         self._records: list[Future[None]] = []
         self.last_publish_s = 0.0
         # On the session's thread: links form while the training thread computes.
@@ -130,10 +129,9 @@ class AfterCommit:
         """This replica is to write a checkpoint of its present state now."""
         self._read_outcomes()
         directive, state = self._control.directive, self._trainer.state
-        if directive is None:
-            return False
         return (
-            self._saved_step_of_this_line() < directive.checkpoint_step <= state.step
+            directive is not None
+            and self._saved_step_of_this_line() < directive.checkpoint_step <= state.step
             and self._saved != state.version
             and self._trainer.rank == 0
             and time.monotonic() >= self._save_again_at
@@ -153,7 +151,7 @@ class AfterCommit:
             if future.exception() is None:
                 self._record(future.result())
             else:
-                self._outcomes.put(_Failed(version))
+                self._outcomes.put(_Outcome(version))
 
         self._trainer.save().add_done_callback(written)
 
@@ -163,22 +161,20 @@ class AfterCommit:
             record.result()
 
     def _saved_step_of_this_line(self) -> int:
-        """Version and step rise together until a rollback: a checkpoint before one does not
-        count."""
+        """A checkpoint before a rollback does not count: version and step rise together."""
         state = self._trainer.state
         same_line = self._saved - self._saved_step == state.version - state.step
         return self._saved_step if same_line else 0
 
     def _lost_record(self) -> CheckpointInfo | None:
-        """The saved checkpoint, if a leader of a newer term than the one that recorded it asks for
-        it."""
+        """The saved checkpoint, if a newer leader than the one that recorded it asks for it."""
         self._read_outcomes()
-        recorded, directive = self._recorded, self._control.directive
-        if recorded is None or directive is None or self._trainer.rank != 0:
+        outcome, directive = self._recorded, self._control.directive
+        if outcome is None or directive is None or self._trainer.rank != 0:
             return None
         wanted = 0 < directive.checkpoint_step <= self._saved_step_of_this_line()
-        lost = directive.term > recorded.term and recorded.info.version == self._saved
-        return recorded.info if wanted and lost else None
+        lost = directive.term > outcome.term and outcome.version == self._saved
+        return outcome.recorded if wanted and lost else None
 
     def _record(self, info: CheckpointInfo) -> None:
         directive = self._control.directive
@@ -192,11 +188,11 @@ class AfterCommit:
             seconds=info.seconds,
             weights_digest=info.digest,
         )
-        outcome: _Recorded | _Failed = _Failed(info.version)
+        outcome = _Outcome(info.version)
 
         def recorded(reply: policy_pb2.CheckpointReply) -> None:
             nonlocal outcome
-            outcome = _Recorded(info, term)
+            outcome = _Outcome(info.version, info, term)
             self._trainer.checkpointer.delete(list(reply.obsolete_paths))
             if step := reply.settled_step:
                 self._trainer.checkpointer.sweep(Step(step), frozenset(reply.recorded_names))
@@ -208,7 +204,7 @@ class AfterCommit:
     def _read_outcomes(self) -> None:
         while not self._outcomes.empty():
             outcome = self._outcomes.get()
-            if isinstance(outcome, _Recorded):
+            if outcome.recorded is not None:
                 self._recorded = outcome
             elif self._saved == outcome.version:
                 self._save_again_at = time.monotonic() + RETRY_S

@@ -83,8 +83,7 @@ class Property:
     problem: str
     """Empty if it holds; else what differs, and what that usually means."""
     needed: bool
-    """True if a fleet rests on the property and it does not hold: the step after a death would be
-    another one."""
+    """True if a fleet rests on it and it does not hold: a step after a death would be another."""
 
 
 def conformance(

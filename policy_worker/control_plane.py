@@ -127,8 +127,7 @@ class BlockingControlPlane:
             self._wake.wait(1.0)
 
     def call(self, method: str, request: Any, over: Callable[[], bool]) -> Any | None:
-        """The reply; None if ``over()`` turned true first. Waits out controller failures. Raises
-        RequestRefused."""
+        """The reply; None if ``over()`` turned true first. Raises RequestRefused."""
         return self._await(self._background.submit(self._plane.call(method, request, None)), over)
 
     def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:
@@ -227,8 +226,7 @@ class EpochState:
 
 
 class PolicyReport:
-    """Written on the training thread; ``report`` may be called on any: each change replaces
-    ``now``."""
+    """Written on the training thread, read on any: each change replaces ``now``."""
 
     def __init__(self) -> None:
         self.epochs = EpochState()
@@ -274,8 +272,7 @@ class StuckRanks:
         self._since: dict[int, float] = {}
 
     def waits(self, least_s: float = LEAST_AGE_S) -> list[Wait]:
-        """One for each rank that was found so at every question of at least the last
-        ``least_s``."""
+        """One for each rank that was found so at every question for at least ``least_s``."""
         found, now = [], time.monotonic()
         for rank, pid in enumerate(self._pids, 1):
             state = kernel_state(pid)

@@ -69,8 +69,7 @@ class HeldOutEvaluation:
     def _measured(
         self, step: int, usable: list[rollout_pb2.Group]
     ) -> tuple[Stats | None, list[rollout_pb2.Group]]:
-        """The measurement, and the groups that it is of: without those that the model or its memory
-        cannot take."""
+        """The measurement, and the groups that the model and its memory can take."""
         while usable:
             try:
                 return self.trainer.measure(usable), usable

@@ -74,8 +74,7 @@ REPORT_AGAIN_S = 5.0
 """A failed epoch is reported again after this time if the controller names no other one: a long
 outage may have swallowed the report, and a failover of Redis may have lost it."""
 LAST_REPLY_S = 3.0
-"""How long after STOPPED the reply to a vote is waited for: no controller may be left to send it.
-"""
+"""How long after STOPPED a vote's reply is waited for: no controller may be left to send it."""
 
 
 def run(
@@ -118,8 +117,7 @@ class PolicyWorker:
         tensor_host: str | None = None,
         place: TorchrunPlace | None = None,
     ) -> None:
-        """Loads the model; raises ModelError, AuthError, ReplicaBroken, or BadInput for a wrong
-        ``place``."""
+        """Raises ModelError, AuthError, ReplicaBroken, or BadInput for a wrong ``place``."""
         self.config = config
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
@@ -284,8 +282,7 @@ class PolicyWorker:
             self.trainer.restore(path, Step(mesh.step), version)
 
     def receive_state(self, mesh: worker_pb2.PolicyMesh, line: list[int], place: int) -> None:
-        """Takes the state from the member at ``place`` of the line, and hands it to the one behind
-        this one."""
+        """Takes the state from the member at ``place``, for the one behind this one, too."""
         self.worker_report.work(f"epoch {mesh.epoch}: receiving the state")
         source, *behind = line[place], *line[place + 2 :]
         peer = mesh.members[source].worker_id
@@ -302,8 +299,7 @@ class PolicyWorker:
             self.control.poke()
 
     def collective_failed(self, mesh: worker_pb2.PolicyMesh | None, error: MeshError) -> None:
-        """Reports the failure and leaves the mesh; the controller's next epoch comes by
-        directive."""
+        """Reports the failure and leaves the mesh; the next epoch comes by directive."""
         epoch = mesh.epoch if mesh is not None else self.epochs.formed
         event(log, "collective failed", logging.WARNING, epoch=epoch, error=error)
         self.end_epoch(epoch)
@@ -481,8 +477,7 @@ class PolicyWorker:
     # -- the end --------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Ends the worker's part; its checkpoints are on disk and recorded before the last
-        report."""
+        """Its checkpoints are on disk and recorded before the last report."""
         self.worker_report.work("finishing")
         # Its checkpoints are being written: the writer's thread marks its own wait.
         self.trainer.close()

@@ -160,8 +160,7 @@ class PublishingPlace:
 
 
 class ReplicaPublisher(WeightPublisher):
-    """One rank's end of the links of its replica. Made on all ranks, in the same order as its
-    operations."""
+    """One rank's end of its replica's links. Made on all ranks, in order."""
 
     def __init__(
         self,
@@ -256,8 +255,7 @@ def _extent(name: str, tensor: Tensor) -> Extent:
 
 
 def wire_dtype(state: TrainState) -> WireDtype:
-    """The engine's type. Some models keep a few tensors in float32 beside bfloat16 (a router's
-    bias)."""
+    """The engine's type; some models keep a few tensors in float32 (a router's bias)."""
     config, policy = state.config, state.parts.get(POLICY)
     if policy is None:
         return WireDtype()

@@ -73,8 +73,7 @@ class ToyStep:
     def gradients(
         self, *parts: Groups, of: Groups | None = None, row_tokens: int = 1 << 20
     ) -> Gradients:
-        """Local gradients of the step of ``of`` (default: all groups), whose groups are added in
-        ``parts``."""
+        """Local gradients of the step of ``of``, whose groups are added in ``parts``."""
         train = self.config.train
         memory = train.memory.model_copy(update={"tokens_per_microbatch": row_tokens})
         train = train.model_copy(update={"memory": memory})

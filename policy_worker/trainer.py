@@ -91,8 +91,7 @@ class Trainer:
     """True if the open step was given up meanwhile; only for the rank that leads."""
 
     def __post_init__(self) -> None:
-        """Loads the objective's parts. Raises ModelError if a model cannot be read, and
-        ObjectiveError."""
+        """Loads the objective's parts. Raises ModelError and ObjectiveError."""
         self.state: TrainState = load_sharded_state(self.config, self.replica, self.device)
         frozen = {
             part.name: load_sharded(part, self.config, self.replica, self.device, trainable=False)
@@ -317,8 +316,7 @@ class Trainer:
 
     @on_every_rank
     def measure(self, groups: Sequence[rollout_pb2.Group]) -> Stats:
-        """Loss and measurements of held-out groups with the present state, without gradients.
-        Raises BadGroup."""
+        """Measurements of held-out groups with the present state. Raises BadGroup."""
         found = measure_held_out(self.gradients, groups)
         stats = Stats()
         stats.merge(self.replica.gather(found.entries))
@@ -371,8 +369,7 @@ class Trainer:
 
     @on_every_rank
     def commit(self, version: Version, lr: float) -> None:
-        """Applies the reduced gradients at learning rate ``lr``: the state is now ``version``, one
-        step further."""
+        """Applies the reduced gradients: the state is ``version`` now, one step further."""
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
         self._before_change()

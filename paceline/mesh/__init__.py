@@ -1,2 +1,1 @@
-"""The elastic torch.distributed mesh: process groups formed and abandoned per epoch, on gloo or
-NCCL."""
+"""The elastic mesh: process groups formed and abandoned per epoch, on gloo or NCCL."""

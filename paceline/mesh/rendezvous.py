@@ -94,8 +94,7 @@ class Rendezvous:
             raise MeshError(f"rank {rank} of {self._key} is taken: an epoch is formed only once")
 
     def speak(self, topic: str, name: str, value: bytes, size: int) -> None:
-        """Says ``value`` under ``name`` in the round ``topic``, in which each of ``size`` members
-        speaks once."""
+        """Says ``value`` as ``name`` in the round ``topic``, in which each member speaks once."""
         said = f"{self._key}:{topic}"
 
         def write() -> int:

@@ -58,8 +58,7 @@ class WeightSource(Protocol):
 
 
 class ArrivingWeights:
-    """A WeightSource that fills up. One thread a source adds buckets; any number of others read
-    them."""
+    """A WeightSource that fills up: one thread a source adds buckets, any others read them."""
 
     publication = 0
     share = WHOLE_SHARE
@@ -67,8 +66,7 @@ class ArrivingWeights:
     def __init__(
         self, version: int, manifest: Manifest, *, tree: int = 0, keep_deltas: bool = False
     ) -> None:
-        """``tree``: of the link that they come over. ``keep_deltas``: for receivers that have the
-        same base."""
+        """``tree``: of their link. ``keep_deltas``: for receivers that have the same base."""
         self.version = version
         self.manifest = manifest
         self.flat = torch.empty(manifest.total_bytes, dtype=torch.uint8)
@@ -93,8 +91,7 @@ class ArrivingWeights:
             self._moved.notify_all()
 
     def leave_memory(self) -> None:
-        """Moves to other memory, because something may still write to a missing bucket of the
-        present one."""
+        """Moves to other memory: a missing bucket of the present one may still be written."""
         with self._moved:
             self.flat = self.flat.clone()
 

@@ -56,8 +56,7 @@ def recv_frame(mesh: ProcessMesh, peer: int, limit: int = _SMALL_FRAME) -> dict[
 
 
 def say_hello(mesh: ProcessMesh, version: int) -> int:
-    """Receiver: sends the version that it already has, -1 for none. Returns the number of the
-    link's sources."""
+    """Receiver: sends the version that it has, -1 for none. Returns the number of sources."""
     send_frame(mesh, {"protocol": PROTOCOL, "version": version}, PUBLISHER)
     welcome = recv_frame(mesh, PUBLISHER)
     if refused := welcome.get("refused"):

@@ -117,8 +117,7 @@ class SendingEnd(LinkEnd):
         has: int,
         passed: weakref.ref[WeightSource] | None,
     ) -> WeightSource:
-        """Waits for something newer than version ``has`` that is not ``passed``. Raises
-        EpochCancelled."""
+        """Waits for a version above ``has`` that is not ``passed``. Raises EpochCancelled."""
 
         def newer() -> WeightSource | None:
             source = self._newer(link, has)

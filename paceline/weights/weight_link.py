@@ -49,8 +49,7 @@ class WeightLink:
     """Number of the tree of links that this one belongs to; a higher one is newer."""
     relayed: bool = False
     heard_t: float | None = None
-    """Receiver: when it last heard of the publisher, on the monotonic clock; None while it does not
-    listen."""
+    """Receiver: when it last heard of the publisher (monotonic); None while it does not listen."""
     owing: dict[int, float] = field(default_factory=dict)
     """Receiver: sources from 1 on that owe it something, and when it last heard of each."""
     fault: str = ""

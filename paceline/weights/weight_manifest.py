@@ -97,8 +97,7 @@ class Manifest:
 
     @cached_property
     def may_be_sparse(self) -> bool:
-        """A step may change few words: most bytes are of 16-bit types. Of float32 it changes nearly
-        all."""
+        """A step may change few words: most bytes are of 16-bit types. Of float32 all change."""
         short = sum(spec.size_bytes for spec in self.specs if DTYPES[spec.dtype].itemsize == 2)
         return 2 * short > self.total_bytes
 

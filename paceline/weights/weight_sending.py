@@ -99,8 +99,7 @@ def send_share(
 
 
 def send_life_sign(mesh: ProcessMesh) -> None:
-    """Publisher: tells a receiver that waits for an announcement that the publisher waits for its
-    own source."""
+    """Publisher: tells a receiver that it waits for its own source."""
     send_frame(mesh, {"protocol": PROTOCOL, "waits": True}, RECEIVER)
 
 

@@ -1,5 +1,4 @@
-"""Weight snapshots: copies of the weights at one version, or of a share of them, as they travel to
-the engines."""
+"""Weight snapshots: copies of weights, or of a share, at one version, as they travel."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class WeightSnapshot:
         source: torch.device | None = None,
         share: WeightShare = WHOLE_SHARE,
     ) -> None:
-        """``source``: the device that fills ``flat`` in the order of its current stream; default:
-        that of ``flat``."""
+        """``source``: the device whose current stream fills ``flat``; default: its own."""
         self.version = version
         self.publication = 0
         self.manifest = manifest

@@ -63,8 +63,7 @@ _HEADER_FRAME = 128 << 20
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Weights of one version as received. ``tensors``: by name, on the receiver's device; not to be
-    written to."""
+    """Weights of one version: ``tensors`` by name, on the receiver's device, never written to."""
 
     version: int
     tensors: dict[str, Tensor]

@@ -60,8 +60,7 @@ def put_in_place(finished: Path, final: Path) -> None:
 
 
 def fingerprint(path: Path, on_progress: Callable[[], None] = lambda: None) -> dict[str, int]:
-    """Size in bytes and CRC-32 of a file, as a JSON object. Calls ``on_progress`` for every few
-    MiB."""
+    """Size in bytes and CRC-32 of a file; ``on_progress`` is called for every few MiB."""
     size = checksum = 0
     with path.open("rb") as stream:
         while chunk := stream.read(1 << 22):
@@ -92,8 +91,7 @@ def remove_unlocked(path: Path) -> None:
 def unrecorded(
     root: Path, settled: Step, recorded: Collection[str], in_use: str | None
 ) -> list[Path]:
-    """Finished directories in ``root`` of steps before ``settled`` that are not ``recorded``, nor
-    ``in_use``."""
+    """Finished directories of steps before ``settled``, neither ``recorded`` nor ``in_use``."""
     keep = None if in_use is None else Path(in_use).resolve()
     found = []
     for path in root.iterdir():

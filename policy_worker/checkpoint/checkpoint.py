@@ -77,8 +77,7 @@ HOST = torch.device("cpu")
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, incomplete, damaged or of another model. The message says
-    which."""
+    """A checkpoint is missing, incomplete, damaged or of another model; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -405,8 +404,7 @@ def check_files(
     names: Iterable[str],
     on_progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Compares the bytes of these files with ``meta``. Raises CheckpointError for the first that
-    differs."""
+    """Compares these files with ``meta``. Raises CheckpointError for the first that differs."""
     for name in names:
         wanted = meta["files"][name]
         try:

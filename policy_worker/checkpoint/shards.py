@@ -33,8 +33,7 @@ from policy_worker.model.host_memory import CopiesDone, DeviceCopies, copy_to_ho
 from policy_worker.model.train_state import TrainState
 
 FILE_BYTES = 1 << 30
-"""A file is serialised in memory before it is written: more tensors than this go to another file.
-"""
+"""A file is serialised in memory: more tensors than this go to another file."""
 
 # Each rank saves by itself on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
@@ -76,8 +75,7 @@ class StateSnapshot:
 
 
 def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[str]:
-    """Writes and fsyncs the snapshot's slices, once they are copied. Returns the names of the new
-    files."""
+    """Writes and fsyncs the snapshot's slices, once copied. Returns the names of the files."""
     snapshot.copied.wait()
     sized = ((name, piece.data.nbytes) for name, piece in snapshot.pieces.items())
     files, names = list(slices(sized, FILE_BYTES)), []
@@ -153,8 +151,7 @@ def named_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 
 def weights_of_part(names: Iterable[str], part: str) -> dict[str, str]:
-    """The names that are weights of ``part``, with their names in the model; "" is the
-    main part."""
+    """The weights of ``part`` ("": the main one) among ``names``, with their names in the model."""
     prefix = f"{WEIGHTS}{part}/" if part else WEIGHTS
     mine = [name for name in names if name.startswith(prefix) and (part or "/" not in name)]
     return {name: name.removeprefix(prefix) for name in mine}

@@ -58,8 +58,7 @@ class MicroBatch:
     sequence_of: Tensor
     """int64 [C], the target's sequence, from 0 to S - 1."""
     token_at: Tensor | None = None
-    """int64 [C], row position of each target; None if the last tokens of sequences are not in the
-    row."""
+    """int64 [C], row position of each target; None if last tokens are not in the row."""
 
 
 BLOCKS, FLEX = "paceline_packed", "paceline_flex"
@@ -124,8 +123,7 @@ class RowPattern:
     """-1 for a token of a prompt, which all completions of its group see."""
     position: Tensor
     masks: dict[Any, Any] = field(default_factory=dict)
-    """Masks that an implementation of attention derives from the pattern, for the other layers of
-    the row."""
+    """Masks that attention derives from the pattern, for the other layers of the row."""
 
 
 def register() -> None:

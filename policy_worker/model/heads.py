@@ -142,8 +142,7 @@ HEAD = "score"
 
 
 class _ScoresStates:
-    """Adds to a sequence classifier: called with ``microbatch``, it returns float32 [C]; see
-    _ScoresTokens."""
+    """Adds to a sequence classifier: with ``microbatch`` it returns float32 [C]."""
 
     def forward(
         self: Any,
@@ -163,8 +162,7 @@ class _ScoresStates:
 
 
 def make_value_head(model: nn.Module) -> None:
-    """Teaches ``model`` (a sequence classifier with one label) to score packed rows, in place.
-    Raises Headless."""
+    """Teaches ``model`` (a classifier of one label) to score packed rows. Raises Headless."""
     head = getattr(model, HEAD, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
         name = type(model).__name__
@@ -173,7 +171,6 @@ def make_value_head(model: nn.Module) -> None:
 
 
 def values(model: nn.Module, microbatch: MicroBatch, at: Literal["token", "before"]) -> Tensor:
-    """float32 [C]: the head's output for each completion token; see Part.at. ``model``: of
-    make_value_head."""
+    """float32 [C]: output of make_value_head()'s model for each completion token; see Part.at."""
     found: Tensor = model(microbatch=microbatch, at=at)
     return found

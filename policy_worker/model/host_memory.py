@@ -38,8 +38,7 @@ class DeviceCopies:
 
     @contextmanager
     def queued(self) -> Iterator[CopiesDone]:
-        """Within: ``copy_to_host`` comes after everything that the current stream has been given
-        until now."""
+        """Within: ``copy_to_host`` comes after all that the current stream was given until now."""
         done = CopiesDone()
         if self._device.type != "cuda":
             yield done

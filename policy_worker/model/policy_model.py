@@ -32,8 +32,7 @@ class ModelError(BadInput):
 def load_part(
     part: Part, config: Config, device: torch.device, *, trainable: bool = True
 ) -> nn.Module:
-    """The model of ``part`` with float32 weights, ready for packed rows. Raises ModelError, which
-    names its field."""
+    """The model of ``part`` with float32 weights, ready for packed rows. Raises ModelError."""
     return load_model(
         part.path or config.model.path,
         config.model,
@@ -137,8 +136,7 @@ def _read_scalar(path: str, config: ModelConfig) -> nn.Module:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report of a head that is missing or left out: here that is what is
-    meant."""
+    """Without transformers' report of a missing head, which is meant to be."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

@@ -27,8 +27,7 @@ class TrainState:
     """The state after ``step`` committed steps, which the controller calls ``version``."""
 
     parts: dict[str, nn.Module]
-    """The models that are trained, by name. The first is the main one: the policy, if there is one.
-    """
+    """The models that are trained, by name. The first is the main one: a policy, if any."""
     optimizer: torch.optim.Optimizer
     step: Step
     version: Version
@@ -84,8 +83,7 @@ class TrainState:
         return self._found[part]
 
     def part_prefix(self, part: str) -> str:
-        """The prefix that named_weights() puts before the names of ``part``; empty for the main
-        one."""
+        """The prefix of ``part`` in named_weights(); empty for the main one."""
         return "" if part == self.main else f"{part}/"
 
 

@@ -1,2 +1,1 @@
-"""The loss of a step, as small functions over columns of tokens. docs/algorithms.md has the
-formulas."""
+"""The loss of a step, as functions over columns of tokens; formulas: docs/algorithms.md."""

@@ -36,8 +36,7 @@ Rewards = NDArray[np.float64]
 def advantages_of(
     reward: Rewards, sequences: Ints, totals: StepTotals, config: LossConfig
 ) -> Rewards:
-    """``train.loss.advantage`` and ``train.loss.advantage_norm``: reward [S], group after group ->
-    advantages [S]."""
+    """reward [S], group after group -> advantages [S], by ``train.loss.advantage``."""
     normalise = config.advantage_norm
     if config.advantage == "group":
         return group_advantages(reward, sequences, normalise=normalise)
@@ -100,16 +99,14 @@ def token_advantages(batch: TokenBatch, totals: StepTotals, config: LossConfig) 
 
 
 def _levelled(left: Floats64, batch: TokenBatch) -> Floats64:
-    """Differences that are rounding errors of the subtraction are none: they would be divided by
-    one another."""
+    """Without rounding errors of the subtraction: they would be divided by one another."""
     size = np.abs(batch.reward) + _by_sequence(batch, np.abs(batch.token_reward))
     found: Floats64 = np.where(np.abs(left) <= 1e-12 * size, 0.0, left)
     return found
 
 
 def _compared(batch: TokenBatch, *, normalise: bool) -> Floats64:
-    """[R]: token rewards less the mean of the group's; with ``normalise`` divided by their standard
-    deviation."""
+    """[R]: token rewards less the group's mean; with ``normalise`` over their deviation."""
     group = batch.group_of[_sequence_of(batch)]
     groups = len(batch.sequences)
     count = np.bincount(group, minlength=groups)

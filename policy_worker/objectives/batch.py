@@ -80,8 +80,7 @@ class TokenBatch(GroupLengths):
     truncated: NDArray[np.bool_]
     """[S], whether the sequence was cut at the length limit."""
     scored: Mapping[str, Floats] = field(default_factory=dict)
-    """[C] each, by scorer: log-probability of each token under its model. Empty if the run has no
-    such scorer."""
+    """[C] each, by scorer: log-probability of each token under its model."""
 
 
 def key_of(group: rollout_pb2.Group) -> GroupKey:
@@ -231,8 +230,7 @@ class StepTotals:
 
     @property
     def within_std(self) -> float:
-        """Standard deviation of a sample, of the differences from the means of the groups: their
-        mean over the step is 0."""
+        """Standard deviation of a sample, of the differences from the groups' means."""
         return math.sqrt(self.within_squares / max(self.samples - 1, 1))
 
     @property

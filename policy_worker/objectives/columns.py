@@ -22,16 +22,14 @@ from policy_worker.objectives.batch import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Scores of C target tokens, under softmax(logits / temperature). float32 [C], or [0] if the
-    objective trains no policy."""
+    """Scores of C target tokens, float32 [C]; [0] if the objective trains no policy."""
 
     logprobs: Tensor
     """With graph."""
     entropy: Tensor
     """With graph if the objective's ``entropy_gradient`` says so."""
     before: Tensor
-    """The same log-probs as constants: those of the policy before the step, which makes one update.
-    """
+    """The same as constants: those of the policy before the step, which makes one update."""
     values: Mapping[str, Tensor] = field(default_factory=dict)
     """Output of each part with a scalar head, by its name; with graph if the part is trained."""
     values_before: Mapping[str, Tensor] = field(default_factory=dict)
@@ -49,8 +47,7 @@ FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness", "chosen")
 
 
 class RowTokens(Protocol):
-    """Completion tokens of one row, as places in the batch that it was packed from: see
-    MicroBatch."""
+    """Completion tokens of one row, as places in their batch: see MicroBatch."""
 
     @property
     def token_index(self) -> Ints: ...
@@ -73,8 +70,7 @@ class PairColumns(Generic[Array]):
     """Difference of the two rewards, above 0."""
 
     def of(self, row: RowTokens, device: torch.device, sequences: int) -> PairColumns[Tensor]:
-        """The pairs of one row of a batch of ``sequences``. Raises RuntimeError if a pair is not
-        whole in the row."""
+        """Pairs of a row, of ``sequences`` in the batch. Raises RuntimeError if one is split."""
         place = np.full(sequences, -1, np.int64)
         place[row.sequence_index] = np.arange(len(row.sequence_index))
         present = place[self.winner] >= 0

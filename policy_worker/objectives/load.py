@@ -16,7 +16,6 @@ from paceline.errors import BadInput, one_line
 from paceline.process.user_code import NotFound, find
 from policy_worker.objectives.objective import POLICY, REFERENCE, Objective, Part
 
-_CALLED = ("advantages", "loss", "columns", "contributing")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -76,8 +75,14 @@ def objective_class(name: str) -> type[Objective]:
         raise ObjectiveError(
             f"train.algorithm = {name}: it has no method {' and no '.join(missing)}"
         )
-    for method in _CALLED:
-        _check_signature(name, method, getattr(kind, method), getattr(Objective, method))
+    for method in ("advantages", "loss", "columns", "contributing"):
+        wanted = list(inspect.signature(getattr(Objective, method)).parameters)
+        try:
+            inspect.signature(getattr(kind, method)).bind(*wanted)
+        except TypeError as error:
+            raise ObjectiveError(
+                f"train.algorithm = {name}: {method} must take ({', '.join(wanted)}): {error}"
+            ) from None
     return kind
 
 
@@ -91,14 +96,4 @@ def check_options(kind: type[Objective], name: str, options: dict[str, Any]) -> 
         known = ", ".join(kind.Options.model_fields) or "none"
         raise ObjectiveError(
             f"objective.{option}: {first['msg']}. Options of {name}: {known}"
-        ) from None
-
-
-def _check_signature(name: str, method: str, found: Any, wanted: Any) -> None:
-    parameters = list(inspect.signature(wanted).parameters)
-    try:
-        inspect.signature(found).bind(*parameters)
-    except TypeError as error:
-        raise ObjectiveError(
-            f"train.algorithm = {name}: {method} must take ({', '.join(parameters)}): {error}"
         ) from None

@@ -63,8 +63,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean that merges exactly over rows, replicas and steps. Both tensors have one shape, and
-    are constants."""
+    """A mean that merges exactly over rows and replicas. Tensors of one shape, constants."""
 
     values: Tensor
     weights: Tensor | None = None
@@ -75,8 +74,7 @@ class Objective(ABC):
     """Base class of objectives. ``columns`` and ``contributing`` need no change in most."""
 
     whole_groups: bool = False
-    """True if ``loss`` needs all completions of a group in one row. It costs memory: a group's
-    tokens then bound a row."""
+    """True if ``loss`` needs whole groups in a row. It costs memory: they bound a row then."""
 
     Options: type[Section] = NoOptions
     """Settings of ``[objective]``."""
@@ -110,8 +108,7 @@ class Objective(ABC):
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """Names of what ``loss`` sums up over the groups of a step, for ``advance``. Default:
-        none."""
+        """Names of what ``loss`` sums over a step's groups, for ``advance``. Default: none."""
         return ()
 
     def advance(
@@ -122,8 +119,7 @@ class Objective(ABC):
         return scalars
 
     def resting(self, scalars: Mapping[str, float]) -> frozenset[str]:
-        """Names of the trained parts that the next step leaves exactly as they are. Default:
-        none."""
+        """Trained parts that the next step leaves exactly as they are. Default: none."""
         return frozenset()
 
     @property
@@ -133,8 +129,7 @@ class Objective(ABC):
 
     @abstractmethod
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
-        """[S] for sequences, or [C] for tokens. A group's depend on the group and on the step's
-        totals."""
+        """[S] or, for tokens, [C]. A group's depend on the group and on the step's totals."""
 
     @abstractmethod
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
@@ -143,8 +138,7 @@ class Objective(ABC):
         constant."""
 
     def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
-        """The token columns of a batch of whole groups. Tokens older than the plan allows are not
-        trained."""
+        """Columns of a batch of whole groups. Tokens older than the plan allows do not train."""
         loss = self.config.train.loss
         name = named_scorer(loss.reference)
         advantage = self.advantages(batch, totals).astype(np.float32)
@@ -169,8 +163,7 @@ class Objective(ABC):
     def contributing(
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
     ) -> NDArray[np.bool_]:
-        """[S]: False for sequences whose gradient is zero by construction. They are not
-        computed."""
+        """[S]: False for sequences that are not computed: their gradient is zero anyway."""
         starts = np.cumsum(batch.length) - batch.length
         found: NDArray[np.bool_] = np.add.reduceat(columns.trained, starts) > 0
         return found

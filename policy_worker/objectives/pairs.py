@@ -53,8 +53,7 @@ class PairScores:
 
 
 class PairObjective(Objective):
-    """A mean over pairs. A class derived from it defines ``loss``, from the columns that
-    ``pairs_of`` gives."""
+    """A mean over pairs. A derived class defines ``loss``, from the pairs of ``pairs_of``."""
 
     Options = PairOptions
     options: PairOptions
@@ -84,8 +83,7 @@ class PairObjective(Objective):
 
 
 class PolicyPairs(PairObjective):
-    """A mean over pairs of a loss of the policy's log-probs. A class derived from it defines the
-    loss of a pair."""
+    """A mean over pairs of a loss of log-probs, which a derived class defines."""
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         found = scored_pairs(scores.logprobs, tokens)
@@ -99,8 +97,7 @@ class PolicyPairs(PairObjective):
 
     @abstractmethod
     def implicit_rewards(self, pairs: PairScores) -> tuple[Tensor, Tensor]:
-        """[P] each: what the loss raises for the chosen completions, and lowers for the rejected
-        ones."""
+        """[P] each: what the loss raises for chosen completions, and lowers for rejected ones."""
 
     def measure_pairs(self, pairs: PairScores) -> Mapping[str, Mean]:
         """Means over pairs, by name."""
@@ -149,8 +146,7 @@ def pair_weights(sequences: Ints, total: int, *, every: bool) -> Floats:
 
 
 def scored_pairs(logprobs: Tensor, tokens: TokenColumns[Tensor]) -> PairScores:
-    """logprobs: float32 [C] of the completion tokens, with graph. Tokens that are not trained count
-    nothing."""
+    """logprobs: float32 [C], with graph. Tokens that are not trained count nothing."""
     reference = torch.zeros_like(logprobs) if tokens.reference is None else tokens.reference
     columns = (logprobs, reference, torch.ones_like(logprobs))
     sums = [sums_by_sequence(column, tokens) for column in columns]

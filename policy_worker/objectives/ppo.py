@@ -35,8 +35,7 @@ CRITIC = "critic"
 
 
 class Ppo(Objective):
-    """``train.algorithm = "ppo"``. The column ``advantage`` holds the tokens' rewards: advantages
-    need the critic."""
+    """``train.algorithm = "ppo"``. The column ``advantage`` holds the tokens' rewards."""
 
     Options = PpoOptions
     options: PpoOptions
@@ -253,8 +252,7 @@ EPSILON = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class RunningMoments:
-    """Exponentially weighted: a step counts ``decay`` times as much with each step that follows
-    it."""
+    """Exponentially weighted: a step counts ``decay`` times as much with each one after it."""
 
     name: str
     decay: float
@@ -272,8 +270,7 @@ class RunningMoments:
     def sums(
         self, values: Tensor, trained: Tensor, scalars: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """Sums of one row: values, trained (1 or 0) [C]. About the present mean, which keeps
-        float32 sums exact enough."""
+        """Sums of one row of values [C], about the present mean: float32 is exact enough then."""
         shifted = (values - scalars[f"{self.name}_mean"]) * trained
         sums = (trained.sum(), shifted.sum(), shifted.square().sum())
         return dict(zip(self.summed, sums, strict=True))

@@ -41,8 +41,7 @@ class Sft(Objective):
 
 
 class Distill(Objective):
-    """``train.algorithm = "distill"``. Clipping and importance weights are those of ``[train]``, as
-    for GRPO."""
+    """``train.algorithm = "distill"``. Clipping and importance weights are GRPO's."""
 
     Options = DistillOptions
     options: DistillOptions

@@ -21,7 +21,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -39,7 +39,7 @@ from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.addresses import address_towards, is_loopback
 from policy_worker.ranks.child_ranks import LOOPBACK, RankPlace
-from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.ranks.rank_group import RankGroup, replica_errors
 from policy_worker.ranks.rank_links import RankLinks
 from policy_worker.rows.replica import ReplicaBroken
 
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 JOIN_S = 300.0
 HELLO_S = 5.0
 AGAIN_S = 0.2
+APART = "the replica's ranks did not come together: "
 _LONGEST_LINE = 1 << 20
 
 
@@ -76,7 +77,7 @@ class OutsideRank:
         deadline = time.monotonic() + self.join_s
         address = _own_address(place)
         meet = self._reach if place.rank else self._gather
-        with waiting(WaitKind.PEERS, "meeting the other ranks of its replica"), _replica_errors():
+        with replica_errors(APART), waiting(WaitKind.PEERS, "meeting the ranks of its replica"):
             store, links, identity, worker_id = meet(address, deadline)
         fleet = self.config.fleet
         life = RankLinks(links, beat_s=fleet.heartbeat_s, silence_s=fleet.lease_ttl_s)
@@ -90,7 +91,7 @@ class OutsideRank:
             interface=interface,
             host=self.host,
         )
-        with _replica_errors():
+        with replica_errors(APART):
             return RankGroup(own, store, life), worker_id
 
     # -- rank 0 -------------------------------------------------------------------------------
@@ -194,8 +195,7 @@ class OutsideRank:
             time.sleep(AGAIN_S)
 
     def _introduce(self, link: socket.socket, identity: str, deadline: float) -> str:
-        """Worker id of rank 0 once all are there; empty if its replica is over. Raises BadInput if
-        it refuses."""
+        """Worker id of rank 0 once all are there; empty if its replica is over. Raises BadInput."""
         hello = {
             "identity": identity,
             "rank": self.place.rank,
@@ -233,15 +233,6 @@ class OutsideRank:
                 # The rank 0 before this one may be stopped, and about to be killed.
                 time.sleep(AGAIN_S)
         return dist.PrefixStore(f"paceline/{place.attempt}", store)
-
-
-@contextlib.contextmanager
-def _replica_errors() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:  # of torch's store and groups
-        why = first_line(error)
-        raise ReplicaBroken(f"the replica's ranks did not come together: {why}") from error
 
 
 def _own_address(place: TorchrunPlace) -> str:

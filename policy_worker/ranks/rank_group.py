@@ -35,6 +35,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.mesh.rendezvous import host_store
 from paceline.payloads.transfer_limits import slices
+from paceline.process.structured_log import first_line
 from paceline.process.user_code import python_module
 from paceline.v1 import rollout_pb2
 from policy_worker.ranks.child_ranks import (
@@ -115,7 +116,7 @@ class RankGroup(Replica):
 
     def agree(self, ok: bool) -> bool:
         flag = torch.tensor([int(ok)], dtype=torch.int32)
-        with _replica_errors():
+        with replica_errors():
             dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._control)
         return bool(flag.item())
 
@@ -124,11 +125,10 @@ class RankGroup(Replica):
         return [json.loads(self.broadcast_bytes(data, rank)) for rank in range(self.size)]
 
     def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
-        """Collective. The bytes of rank ``source``, on every rank; those of the others are
-        ignored."""
+        """Collective. The bytes of rank ``source``, on every rank."""
         mine = bytearray(data or b"") if self.rank == source else bytearray()
         size = torch.tensor([len(mine)])
-        with _replica_errors():
+        with replica_errors():
             dist.broadcast(size, source, group=self._control)
             if not int(size):
                 return b""
@@ -137,7 +137,7 @@ class RankGroup(Replica):
         return bytes(buffer.numpy().tobytes())
 
     def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        with _replica_errors():
+        with replica_errors():
             dist.all_reduce(tensor)
         return tensor
 
@@ -148,7 +148,7 @@ class RankGroup(Replica):
         sizes_from: Sequence[int],
         sizes_to: Sequence[int],
     ) -> None:
-        with _replica_errors():
+        with replica_errors():
             dist.all_to_all_single(received, sent, list(sizes_from), list(sizes_to))
 
     def end_epoch(self, epoch: int) -> None:
@@ -277,8 +277,9 @@ def _gloo_interface(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replica_errors() -> Iterator[None]:
+def replica_errors(prefix: str = "") -> Iterator[None]:
+    """Errors of torch's store and groups, as ReplicaBroken."""
     try:
         yield
     except RuntimeError as error:
-        raise ReplicaBroken(str(error).splitlines()[0]) from error
+        raise ReplicaBroken(prefix + first_line(error)) from error

@@ -89,8 +89,7 @@ class RankLinks:
 
     @property
     def ended_epoch(self) -> int:
-        """Newest epoch that a rank has ended, as far as this rank knows; 0 for none. Any thread,
-        without blocking."""
+        """Newest epoch that a rank has ended, as far as known; 0 for none. Any thread."""
         return self._epoch
 
     def end_epoch(self, epoch: int) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,8 +31,7 @@ AllToAll = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], None]
 second, in the order of the ranks that it is for. Then the sizes of both, by rank."""
 
 _ALIGNMENT = 8
-"""Alignment of pieces in the buffers of a round: they are seen as elements of the weights'
-types."""
+"""Alignment of pieces in a round's buffers, which are seen as elements of any type."""
 _PART_ALIGNMENT = 64
 
 
@@ -44,20 +43,21 @@ class _Piece:
     first: int
     """The first element in the flattened weight."""
     elements: int
-    at: int
-    """Byte in the buffer of the round: of the sender, or of the rank that keeps it; of what needs
-    no sending, in the share."""
-    to: int = 0
-    """Byte in the share. For the rank that keeps it."""
+    size: int
+    """In bytes."""
+    to: int
+    """Byte in the share of the rank that keeps it."""
+    at: int = 0
+    """Byte in the buffer of the round: of the sender, or of the rank that keeps it."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Round:
-    own: list[_Piece] = field(default_factory=list)
-    sent: list[_Piece] = field(default_factory=list)
-    received: list[_Piece] = field(default_factory=list)
-    sizes_to: list[int] = field(default_factory=list)
-    sizes_from: list[int] = field(default_factory=list)
+    own: list[_Piece]
+    sent: list[_Piece]
+    sizes_to: list[int]
+    received: list[_Piece]
+    sizes_from: list[int]
 
 
 class ShareExchange:
@@ -100,33 +100,30 @@ class ShareExchange:
         back = torch.empty(self._largest("sizes_from"), dtype=torch.uint8, device=device)
         for work in self._rounds:
             for piece in work.own:
-                self._copy(flat, piece, slices)
+                self._copy(flat, piece.to, piece, slices)
             if self.share.sources == 1:
                 continue
             for piece in work.sent:
-                self._copy(out, piece, slices)
+                self._copy(out, piece.at, piece, slices)
             sent, received = sum(work.sizes_to), sum(work.sizes_from)
             all_to_all(back[:received], out[:sent], work.sizes_from, work.sizes_to)
             for piece in work.received:
-                size = piece.elements * self._itemsize(piece.weight)
-                target = flat[piece.to : piece.to + size]
-                target.copy_(back[piece.at : piece.at + size], non_blocking=True)
+                target = flat[piece.to : piece.to + piece.size]
+                target.copy_(back[piece.at : piece.at + piece.size], non_blocking=True)
 
     def _largest(self, sizes: str) -> int:
         return max((sum(getattr(work, sizes)) for work in self._rounds), default=0)
 
-    def _copy(self, buffer: Tensor, piece: _Piece, slices: Sequence[Tensor]) -> None:
+    def _copy(self, buffer: Tensor, at: int, piece: _Piece, slices: Sequence[Tensor]) -> None:
         dtype = DTYPES[self.manifest.specs[piece.weight].dtype]
         start = piece.first - self._extents[self.share.source][piece.weight][0]
         source = slices[piece.weight][start : start + piece.elements]
-        target = buffer[piece.at : piece.at + piece.elements * dtype.itemsize].view(dtype)
-        target.copy_(source, non_blocking=True)
+        buffer[at : at + piece.size].view(dtype).copy_(source, non_blocking=True)
 
     # -- the plan -----------------------------------------------------------------------------
 
     def _check(self, weight: int) -> bool:
-        """True if every rank stores the whole weight. Raises ValueError if its slices are not
-        exactly the weight."""
+        """True if every rank stores the whole weight. Raises ValueError for a gap or overlap."""
         spec = self.manifest.specs[weight]
         elements = math.prod(spec.shape)
         found = [extents[weight] for extents in self._extents]
@@ -138,30 +135,19 @@ class ShareExchange:
             raise ValueError(f"slices of {spec.name} leave a gap or overlap: {found}")
         return False
 
-    def _itemsize(self, weight: int) -> int:
-        return int(DTYPES[self.manifest.specs[weight].dtype].itemsize)
-
     def _round(self, group: int, part: int) -> _Round:
         """The round of buckets ``group`` × n to ``group`` × n + n - 1, their bytes from ``part``
         on."""
-        mine, work = self.share.source, _Round()
-        for rank in range(self.share.sources):
-            pieces = self._pieces(group, part, keeper=rank, storer=mine)
-            if rank == mine:
-                work.own = [_Piece(p.weight, p.first, p.elements, at=p.to, to=p.to) for p in pieces]
-                work.sizes_to.append(0)
-            else:
-                work.sizes_to.append(_place(pieces, sum(work.sizes_to), self._itemsize, work.sent))
-        for rank in range(self.share.sources):
-            pieces = self._pieces(group, part, keeper=mine, storer=rank)
-            if rank == mine:
-                work.sizes_from.append(0)
-            else:
-                begin = sum(work.sizes_from)
-                work.sizes_from.append(_place(pieces, begin, self._itemsize, work.received))
-        return work
+        mine, ranks = self.share.source, range(self.share.sources)
 
-    def _pieces(self, group: int, part: int, *, keeper: int, storer: int) -> list[_Piece]:
+        def moved(keeper: int, storer: int) -> list[_Piece]:
+            return [] if keeper == storer else self._pieces(group, part, keeper, storer)
+
+        own = self._pieces(group, part, mine, mine)
+        sent = _laid_out(moved(rank, mine) for rank in ranks)
+        return _Round(own, *sent, *_laid_out(moved(mine, rank) for rank in ranks))
+
+    def _pieces(self, group: int, part: int, keeper: int, storer: int) -> list[_Piece]:
         """Pieces that ``storer`` has and ``keeper`` gets in the round, in the order of the
         bytes."""
         manifest, keeping = self.manifest, WeightShare(keeper, self.share.sources)
@@ -178,23 +164,24 @@ class ShareExchange:
                 break
             if self._everywhere[weight] and storer != keeper:
                 continue
-            size = self._itemsize(weight)
+            size = int(DTYPES[manifest.specs[weight].dtype].itemsize)
             held_first, held = self._extents[storer][weight]
             first = max(held_first, -(-(start - offset) // size))
             last = min(held_first + held, -(-(end - offset) // size))
             if first < last:
                 to = keeping.place(manifest, bucket) + offset + first * size - begin
-                pieces.append(_Piece(weight, first, last - first, at=0, to=to))
+                pieces.append(_Piece(weight, first, last - first, (last - first) * size, to))
         return pieces
 
 
-def _place(
-    pieces: Sequence[_Piece], begin: int, itemsize: Callable[[int], int], into: list[_Piece]
-) -> int:
-    """Lays the pieces out one after the other from byte ``begin`` on; returns the bytes that they
-    take."""
-    at = begin
-    for p in pieces:
-        into.append(_Piece(p.weight, p.first, p.elements, at, p.to))
-        at += -(-p.elements * itemsize(p.weight) // _ALIGNMENT) * _ALIGNMENT
-    return at - begin
+def _laid_out(by_rank: Iterable[list[_Piece]]) -> tuple[list[_Piece], list[int]]:
+    """The pieces of all ranks one after the other in a buffer, and the bytes of each rank's."""
+    placed: list[_Piece] = []
+    sizes, at = [], 0
+    for pieces in by_rank:
+        begin = at
+        for piece in pieces:
+            placed.append(replace(piece, at=at))
+            at += -(-piece.size // _ALIGNMENT) * _ALIGNMENT
+        sizes.append(at - begin)
+    return placed, sizes

@@ -50,8 +50,7 @@ class AcceptedGroup:
     sequences: int = 0
     prompt_tokens: int = 0
     lengths: tuple[int, ...] = ()
-    """Tokens of each sequence, those that are not trained included. Empty: known only to who reads
-    the payload."""
+    """Tokens of each sequence, trained or not. Empty: known only from the payload."""
     digest: str = ""
 
     @classmethod
@@ -106,8 +105,7 @@ def check_groups(
     accepted: Sequence[AcceptedGroup],
     vocabulary: int,
 ) -> None:
-    """Raises BadGroup with the groups that cannot be trained: the step's totals are sums of what
-    was accepted."""
+    """Raises BadGroup: the step's totals are sums of what was accepted."""
     check_values(batch, groups, vocabulary)
     ends = np.cumsum(batch.sequences)
     tokens = np.bincount(np.repeat(batch.group_of, batch.length), batch.trained, len(groups))

@@ -192,8 +192,7 @@ def _similar(full: Ints) -> Iterator[Ints]:
 
 
 def _ranges(starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-    """Concatenation of ``range(s, s + n)`` over all pairs, and each element's place in its
-    range."""
+    """Concatenation of ``range(s, s + n)``, and each element's place in its range."""
     ends = np.cumsum(lengths)
     within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)
     return np.repeat(starts, lengths) + within, within

@@ -212,8 +212,7 @@ def _configs(model: nn.Module) -> list[Any]:
 
 @contextlib.contextmanager
 def _short_windows(model: nn.Module, longest: int) -> Iterator[None]:
-    """Inside, each attention window that a sequence reaches, of configurations and modules, is at
-    most WINDOW tokens."""
+    """Inside, attention windows that a sequence reaches are at most WINDOW tokens."""
     with contextlib.ExitStack() as undo:
         for owner in (*_configs(model), *model.modules()):
             for name, value in list(vars(owner).items()):

@@ -54,8 +54,7 @@ class Replica:
         return [value]
 
     def all_sum(self, tensor: Tensor) -> Tensor:
-        """Collective. Adds ``tensor`` (any dtype, on the replica's device) up over ranks, in
-        place."""
+        """Collective. Adds ``tensor``, on the replica's device, up over ranks, in place."""
         return tensor
 
     def all_to_all(

@@ -127,8 +127,7 @@ def balance_of_sequences(
 
 
 def experts_per_token(model: nn.Module) -> int:
-    """Experts that each token goes to; 0 if ``model`` (of transformers) reports no logits of
-    routers."""
+    """Experts that each token goes to; 0 if ``model`` reports no logits of routers."""
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
     if "router_logits" not in (getattr(base, "_can_record_outputs", None) or {}):
         return 0

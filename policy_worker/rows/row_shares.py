@@ -46,8 +46,7 @@ from policy_worker.rows.packing import attended_tokens, plan_rows
 from policy_worker.rows.replica import Replica
 
 Fetch = Callable[[Sequence[GroupKey]], Payloads | None]
-"""The payloads of these groups, None for one that is lost; or None, if the epoch ended meanwhile.
-"""
+"""Payloads of these groups, None for a lost one; or None, if the epoch ended meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,7 @@ class RowShare:
     rows: Sequence[Ints]
     rounds: int
     filler: Ints
-    """The row that this rank computes, without counting it, in rounds in which it has no row:
-    forwards are collective."""
+    """Computed without counting in rounds without a row: forwards are collective."""
     trained: int
     owned: Sequence[rollout_pb2.Group] = ()
     """Groups that this rank counts, each of one rank."""
@@ -125,8 +123,7 @@ class RowShares:
     def of(
         self, groups: Sequence[rollout_pb2.Group], totals: StepTotals, vocabulary: int
     ) -> RowShare:
-        """The share of groups that every rank has. Raises BadGroup if one contradicts itself or the
-        model."""
+        """The share of groups that every rank has. Raises BadGroup if one contradicts itself."""
         keys = [AcceptedGroup(key_of(group)) for group in groups]
         held = _Held(keys, self.objective, totals, vocabulary)
         held.add(dict(enumerate(groups)))
@@ -148,8 +145,7 @@ class RowShares:
     def _read_and_tell(
         self, held: _Held, wanted: Sequence[int], owned: Collection[int], fetch: Fetch
     ) -> list[dict[str, Any]]:
-        """Collective. Reads the groups ``wanted`` that are not held; returns the reports of all
-        ranks, in their order."""
+        """Collective. Reads missing groups of ``wanted``; returns the reports of all ranks."""
         failure: Exception | None = None
         report: dict[str, Any] = {"over": True}
         try:
@@ -267,8 +263,7 @@ def deal_rows(
 
 
 def wanted_groups(dealt: Sequence[Sequence[Ints]], group_of: Ints) -> list[list[int]]:
-    """Groups that each rank needs, rising. A rank without a row needs those of the last one, to
-    fill its rounds."""
+    """Groups that each rank needs, rising; without a row those of the last one, its filler."""
     last = next((rows[-1] for rows in reversed(dealt) if rows), None)
     found = []
     for rows in dealt:
@@ -278,8 +273,7 @@ def wanted_groups(dealt: Sequence[Sequence[Ints]], group_of: Ints) -> list[list[
 
 
 def _merged(faults: Sequence[Mapping[str, Any]], accepted: Sequence[AcceptedGroup]) -> BadGroup:
-    """One error for all ranks: of the lost groups, or else of the others. Groups in their order in
-    the plan."""
+    """One error for all ranks: of lost groups, or else of others, in the plan's order."""
     lost = [each for each in faults if each["fault"] == "payload_lost"]
     told = lost or faults
     named = {(task_id, attempt) for each in told for task_id, attempt in each["groups"]}

@@ -40,8 +40,7 @@ from policy_worker.step.stats import Stats, count_rewards, measure
 
 
 class RowOutOfMemory(Exception):
-    """A row of these groups does not fit into the device's memory; no gradient of the step is
-    left."""
+    """A row of these groups does not fit into memory; no gradient of the step is left."""
 
     def __init__(self, message: str, groups: tuple[GroupKey, ...]) -> None:
         super().__init__(message)
@@ -59,8 +58,7 @@ class Gradients:
     replica: Replica = field(default_factory=Replica)
     on_progress: Callable[[], None] = lambda: None
     left: Callable[[], bool] = lambda: False
-    """True if the step was given up meanwhile; asked after every micro-batch on the rank that
-    leads."""
+    """True if the step was given up; asked after every micro-batch on the rank that leads."""
 
     def __post_init__(self) -> None:
         self.objective: Objective = load_objective(self.state.config)
@@ -195,8 +193,7 @@ class Gradients:
         scratch[self._elements :] = self._sums
 
     def views(self, scratch: Tensor) -> list[Tensor]:
-        """``scratch`` cut into the shapes of the parameters' local parts, in parameter order;
-        without the sums."""
+        """``scratch`` cut into the shapes of the parameters' local parts, in their order."""
         parts = scratch[: self._elements].split(self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
@@ -221,8 +218,7 @@ class Gradients:
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
     def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """``loss`` and the load-balancing loss of the experts, if train.loss.router_aux_loss_coef
-        is above 0."""
+        """``loss`` with the load-balancing loss of experts, if train.loss asks for it."""
         if not scores.routers:
             return loss
         places = tokens.trained, tokens.sequence_of, tokens.sequences

@@ -1,5 +1,4 @@
-"""Held-out measurements: the loss of recorded groups, and what the objective measures, without
-gradients."""
+"""Held-out measurements: loss of recorded groups, and more, without gradients."""
 
 from __future__ import annotations
 

@@ -119,8 +119,7 @@ BUCKET = 1 << 24
 
 
 class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
-    """AdamW; the state of each parameter is made by zeros_on_host(). ``bucket``: elements on the
-    device at once."""
+    """AdamW on state of zeros_on_host(). ``bucket``: elements on the device at once."""
 
     def __init__(self, params: Any, *, bucket: int = BUCKET, **settings: Any) -> None:
         super().__init__(params, **settings)
@@ -128,8 +127,7 @@ class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: None = None) -> None:
-        """One update of all parameters that have a gradient. The host may read the moments on
-        return."""
+        """Updates all parameters with a gradient. The host may read the moments on return."""
         for group in self.param_groups:
             parts = ((part, part[0].numel()) for part in self._parts(group))
             for bucket in slices(parts, self._bucket):
@@ -187,8 +185,7 @@ def _update(bucket: list[_Part], group: dict[str, Any]) -> None:
 
 
 def zeros_on_host(parameter: nn.Parameter) -> Tensor:
-    """Zeros in the shape of ``parameter``, in host memory that its device can copy from; sliced as
-    the parameter is."""
+    """Zeros like ``parameter``, sliced as it is, in host memory that its device copies from."""
     local = local_tensor(parameter)
     zeros = torch.zeros(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)
     if isinstance(parameter, DTensor):

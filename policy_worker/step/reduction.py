@@ -32,8 +32,7 @@ BUCKET = 1 << 23
 
 @dataclass(eq=False)
 class Reduction:
-    """One attempt to sum ``gradients`` over the members of ``mesh`` into ``scratch``, float32
-    [gradients.size]."""
+    """One attempt to sum ``gradients`` over a mesh into ``scratch``, float32 [gradients.size]."""
 
     mesh: ProcessMesh
     gradients: Gradients
@@ -75,8 +74,7 @@ class Reduction:
                 hook.remove()
 
     def finish(self, progress: Callable[[], None]) -> None:
-        """Starts what is left and waits for all. Raises EpochCancelled or MeshError: ``scratch``
-        holds garbage then."""
+        """Waits for all. Raises EpochCancelled or MeshError: ``scratch`` holds garbage then."""
         if self._failure is not None:
             raise self._failure
         self.gradients.flatten(self.scratch, self.ready)

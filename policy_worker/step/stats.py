@@ -48,8 +48,7 @@ class Stats:
         return total / weight if weight else 0.0
 
     def messages(self) -> dict[str, common_pb2.Stat]:
-        """For a VoteRequest. Entries that are not finite are left out: the vote would be
-        refused."""
+        """For a VoteRequest, without entries that are not finite: it would be refused."""
         return {
             name: common_pb2.Stat(sum=total, weight=weight, max=largest)
             for name, (total, weight, largest) in self.entries.items()
