@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NewType
 
 import torch
+from pydantic import Base64Bytes
 from torch import Tensor
 
 from paceline.config.schema import Config
@@ -198,28 +199,23 @@ class Trainer:
         if path:
             self.checkpointer.restore(self.state, path, version=version)
         else:
-            self._restore_initial()
+            if not self._initial:
+                # The first weights again and zero moments, in place.
+                fresh = load_sharded_state(self.config, self.replica, self.device, self.on_progress)
+                pairs = zip(state_tensors(self.state), list(state_tensors(fresh)), strict=True)
+                with torch.no_grad():
+                    for target, source in pairs:
+                        target.copy_(source)
+            if (initial := self.config.model.initial_checkpoint) is not None:
+                self.checkpointer.begin_with(self.state, initial)
         self.state.step, self.state.version = step, version
         self._initial = False
-
-    def _restore_initial(self) -> None:
-        if not self._initial:
-            # The first weights again and zero moments, in place.
-            fresh = load_sharded_state(self.config, self.replica, self.device, self.on_progress)
-            with torch.no_grad():
-                for target, source in zip(
-                    state_tensors(self.state), list(state_tensors(fresh)), strict=True
-                ):
-                    target.copy_(source)
-        if self.config.model.initial_checkpoint is not None:
-            self.checkpointer.begin_with(self.state, self.config.model.initial_checkpoint)
 
     @on_every_rank
     def send_state(self, peer: int) -> None:
         """Sends the whole state to mesh rank ``peer``. Raises EpochCancelled or MeshError."""
-        self._on_all_ranks(
-            lambda: send_state(self._need_mesh(), self.state, peer, self.on_progress)
-        )
+        progress = self.on_progress
+        self._on_all_ranks(lambda: send_state(self._need_mesh(), self.state, peer, progress))
 
     @on_every_rank
     def receive_state(self, source: int, following: int | None = None) -> None:
@@ -229,26 +225,24 @@ class Trainer:
         self._forget_step()
         self._initial = False
 
-        def receive() -> None:
-            mesh = self._need_mesh()
-            receive_state(mesh, self.state, source, self.on_progress, following)
+        state, progress = self.state, self.on_progress
+        self._on_all_ranks(
+            lambda: receive_state(self._need_mesh(), state, source, progress, following)
+        )
 
-        self._on_all_ranks(receive)
-
+    @on_every_rank
     def digest(self) -> str:
         """Digest of all parts' weights and of the objective's numbers, equal on replicas whose
         state is equal bit for bit."""
-        if self._digest[0] != self.state.version:
-            self.compute_digest()
-        return self._digest[1]
+        return self._present_digest()
 
-    @on_every_rank
-    def compute_digest(self) -> None:
-        parts: list[str] = self.replica.gather(
-            weights_digest([*local_weights(self.state), *self.state.scalars.items()])
-        )
-        joined = hashlib.sha256("".join(parts).encode()).hexdigest()
-        self._digest = (self.state.version, parts[0] if len(parts) == 1 else joined)
+    def _present_digest(self) -> str:
+        if self._digest[0] != self.state.version:
+            mine = weights_digest([*local_weights(self.state), *self.state.scalars.items()])
+            parts: list[str] = self.replica.gather(mine)
+            joined = hashlib.sha256("".join(parts).encode()).hexdigest()
+            self._digest = (self.state.version, parts[0] if len(parts) == 1 else joined)
+        return self._digest[1]
 
     # -- step ---------------------------------------------------------------------------------
 
@@ -269,12 +263,16 @@ class Trainer:
         Rank 0 reads with ``fetch``, the others from the store that they are attached to. Raises
         BadGroup with the groups that a rank found lost or invalid, EpochCancelled if the epoch
         ended meanwhile, and what ``fetch`` raises. Nothing was added then."""
-        read = fetch or self._read_store
 
         def read_or_end(keys: Sequence[GroupKey]) -> Payloads | None:
             payloads = None
             try:
-                payloads = read(keys)
+                if fetch is not None:
+                    payloads = fetch(keys)
+                elif self._payloads is not None:
+                    payloads = self._payloads.fetch(
+                        keys, lambda: self.replica.epoch_over(self._epoch)
+                    )
                 return payloads
             finally:
                 if payloads is None:
@@ -284,11 +282,6 @@ class Trainer:
         taken = Taken(len(self._taken))
         self._taken[taken] = self.gradients.take(accepted, read_or_end)
         return taken
-
-    def _read_store(self, keys: Sequence[GroupKey]) -> Payloads | None:
-        if self._payloads is None:
-            raise RuntimeError("the trainer is attached to no payload store")
-        return self._payloads.fetch(keys, lambda: self.replica.epoch_over(self._epoch))
 
     @on_every_rank
     def add(self, taken: Taken, last: bool = False) -> None:
@@ -314,9 +307,13 @@ class Trainer:
             self._reduction = None
             raise
 
-    @on_every_rank
     def measure(self, groups: Sequence[rollout_pb2.Group]) -> Stats:
         """Measurements of held-out groups with the present state. Raises BadGroup."""
+        return self.measure_packed([group.SerializeToString() for group in groups])
+
+    @on_every_rank
+    def measure_packed(self, packed: Sequence[Base64Bytes]) -> Stats:
+        groups = [rollout_pb2.Group.FromString(group) for group in packed]
         found = measure_held_out(self.gradients, groups)
         stats = Stats()
         stats.merge(self.replica.gather(found.entries))
@@ -362,9 +359,7 @@ class Trainer:
     def _scratch_buffer(self) -> Tensor:
         """float32 [gradients.size]: what the mesh reduces."""
         if self._scratch is None:
-            self._scratch = torch.zeros(
-                self.gradients.size, dtype=torch.float32, device=self.device
-            )
+            self._scratch = torch.zeros(self.gradients.size, device=self.device)
         return self._scratch
 
     @on_every_rank
@@ -373,26 +368,16 @@ class Trainer:
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
         self._before_change()
-        apply_update(
-            self.state,
-            self.gradients,
-            self._scratch,
-            norms=self._norms,
-            sums=self._sums,
-            version=version,
-            lr=lr,
-        )
+        told = {"norms": self._norms, "sums": self._sums}
+        apply_update(self.state, self.gradients, self._scratch, **told, version=version, lr=lr)
         self._initial = False
 
     # -- out ----------------------------------------------------------------------------------
 
+    @on_every_rank
     def save(self) -> Future[CheckpointInfo]:
         """Copies the state and writes it in the background; see Checkpointer.save_async."""
-        return self.save_as(self.digest())
-
-    @on_every_rank
-    def save_as(self, digest: str) -> Future[CheckpointInfo]:
-        return self.checkpointer.save_async(self.state, digest)
+        return self.checkpointer.save_async(self.state, self._present_digest())
 
     @on_every_rank
     def open_publisher(

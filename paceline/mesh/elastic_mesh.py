@@ -27,10 +27,10 @@ from torch import Tensor
 
 from paceline.mesh.gloo_backend import GlooBackend, Handle
 from paceline.mesh.nccl_backend import NcclBackend
-from paceline.mesh.process_group_forming import SLICE_S, Forming, first_line, graveyard
+from paceline.mesh.process_group_forming import SLICE_S, Forming, graveyard
 from paceline.mesh.rendezvous import EpochCancelled, MeshError, MeshMember
 from paceline.process import threads
-from paceline.process.structured_log import event
+from paceline.process.structured_log import event, first_line
 
 __all__ = ["EpochCancelled", "Handle", "MeshError", "ProcessMesh"]
 
@@ -141,7 +141,9 @@ class ProcessMesh:
                 self.abandon()
                 self._settle()
                 raise EpochCancelled("cancelled during an operation")
-            if self._lost_peer():
+            host_side = self.host_side
+            # Over NVLink and shared memory no error comes from NCCL: its kernel waits for ever.
+            if self.device_side is not None and host_side is not None and host_side.lost_peer():
                 raise self._failed(MeshError("the process of another member has ended"))
         try:
             handle.result()
@@ -149,11 +151,6 @@ class ProcessMesh:
             raise self._failed(error) from error
         if handle in self._running:
             self._running.remove(handle)
-
-    def _lost_peer(self) -> bool:
-        # Over NVLink and shared memory no error comes from NCCL: its kernel waits for ever.
-        host_side = self.host_side
-        return self.device_side is not None and host_side is not None and host_side.lost_peer()
 
     def abandon(self) -> None:
         """Ends the epoch for this member: operations fail, peers notice. Never blocks."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,8 @@ from paceline.mesh.rendezvous import (
     Rendezvous,
     local_address,
 )
-from paceline.process import structured_log, threads
+from paceline.process import threads
+from paceline.process.structured_log import first_line
 
 _log = logging.getLogger(__name__)
 
@@ -165,10 +165,3 @@ class AbandonedGroups:
 
 
 graveyard = AbandonedGroups()
-
-
-def first_line(error: BaseException) -> str:
-    """First line of ``error``, without gloo's source location and advice."""
-    return re.sub(r"^\[[^\]]*:\d+\] ", "", structured_log.first_line(error)).partition(
-        ". This is typically caused"
-    )[0]

@@ -7,8 +7,8 @@
         def commit(self, version: Version, lr: float) -> None: ...
 
 Rank 0 announces the call before it executes it. The other ranks call ``follow``, which executes
-what is announced, in that order. Arguments travel as JSON, encoded by their annotations, and
-messages of groups as protobuf. Keyword-only parameters do not travel: each rank has its own.
+what is announced, in that order. Arguments travel as JSON, encoded by their annotations.
+Keyword-only parameters do not travel: each rank has its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_type_hint
 
 from pydantic import TypeAdapter
 
-from paceline.v1 import rollout_pb2
 from policy_worker.ranks.rank_group import STOP, RankGroup
 from policy_worker.rows.replica import Replica, ReplicaBroken
 
@@ -33,7 +32,6 @@ class OnRank(Protocol):
 
 
 T = TypeVar("T", bound=OnRank)
-_GROUPS = Sequence[rollout_pb2.Group]
 _OPERATIONS: dict[str, _Operation] = {}
 
 
@@ -49,9 +47,7 @@ class _Operation:
         return {
             name: TypeAdapter(hints[name])
             for name, parameter in self._signature.parameters.items()
-            if name != "self"
-            and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-            and hints[name] != _GROUPS
+            if name != "self" and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
         }
 
     def announce(self, target: OnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -61,14 +57,10 @@ class _Operation:
             for name, kind in self._types.items()
             if name in given
         }
-        groups = given.get("groups", ()) if "groups" not in coded else ()
-        target.replica.announce(self._method.__name__, groups, **coded)
+        target.replica.announce(self._method.__name__, **coded)
 
     def decode(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: self._types[name].validate_python(value) if name in self._types else value
-            for name, value in arguments.items()
-        }
+        return {name: self._types[name].validate_python(arguments[name]) for name in arguments}
 
 
 def on_every_rank(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:

@@ -34,10 +34,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.mesh.rendezvous import host_store
-from paceline.payloads.transfer_limits import slices
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import python_module
-from paceline.v1 import rollout_pb2
 from policy_worker.ranks.child_ranks import (
     RANK_SETTINGS,
     RankPlace,
@@ -47,9 +45,6 @@ from policy_worker.ranks.child_ranks import (
 from policy_worker.ranks.rank_links import END_S, RankLinks, RankLost, end_process
 from policy_worker.rows.replica import Replica, ReplicaBroken
 
-COMMAND_BYTES = 256 << 20
-"""Held-out groups travel in messages of at most this size: protobuf reads none above 2 GiB. Groups
-of a step do not travel: each rank reads its own."""
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
 STOP = "stop"
@@ -63,7 +58,6 @@ Child = subprocess.Popen[bytes]
 class RankGroup(Replica):
     """The ranks of a replica of several."""
 
-    command_bytes = COMMAND_BYTES
     mesh: DeviceMesh
 
     def __init__(
@@ -95,23 +89,13 @@ class RankGroup(Replica):
             self._control = dist.new_group(backend="gloo", timeout=FOREVER)
             self.mesh = dist.init_device_mesh(place.device, (self.size,), mesh_dim_names=("shard",))
 
-    def announce(
-        self, operation: str, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
-    ) -> None:
-        if not self.leads or self._given_up:
-            return
-        parts = list(slices(((g, g.ByteSize()) for g in groups), self.command_bytes))
-        self.broadcast_bytes(json.dumps([operation, arguments, len(parts)]).encode())
-        for part in parts:
-            packed = rollout_pb2.Groups(groups=part)
-            self.broadcast_bytes(packed.SerializeToString())
+    def announce(self, operation: str, **arguments: Any) -> None:
+        if self.leads and not self._given_up:
+            self.broadcast_bytes(json.dumps([operation, arguments]).encode())
 
     def next_operation(self) -> tuple[str, dict[str, Any]]:
         """Ranks above 0: blocks until rank 0 announces the next operation."""
-        operation, arguments, parts = json.loads(self.broadcast_bytes(None))
-        packed = [rollout_pb2.Groups.FromString(self.broadcast_bytes(None)) for _ in range(parts)]
-        if parts:
-            arguments["groups"] = [group for part in packed for group in part.groups]
+        operation, arguments = json.loads(self.broadcast_bytes(None))
         return operation, arguments
 
     def agree(self, ok: bool) -> bool:

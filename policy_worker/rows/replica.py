@@ -42,7 +42,7 @@ class Replica:
     def leads(self) -> bool:
         return self.rank == 0
 
-    def announce(self, operation: str, groups: Sequence[Any] = (), **arguments: Any) -> None:
+    def announce(self, operation: str, **arguments: Any) -> None:
         """Rank 0: hands an operation and its JSON arguments to the other ranks. No effect there."""
 
     def agree(self, ok: bool) -> bool:
