@@ -101,16 +101,12 @@ def conformance(
     toy, found = ToyStep(config), []
     for number, (name, check) in enumerate(_PROPERTIES.items(), 1):
         begins(name, number, len(_PROPERTIES))
-        found.append(_tried(name, check, toy))
+        try:
+            problem = check(toy)
+            found.append(Property(name, problem, bool(problem) and check in _OF_A_FLEET))
+        except Exception as error:  # a user's code may fail in any way
+            found.append(Property(name, f"it raised {one_line(error)}", needed=False))
     return found
-
-
-def _tried(name: str, check: Callable[[ToyStep], str], toy: ToyStep) -> Property:
-    try:
-        problem = check(toy)
-    except Exception as error:  # a user's code may fail in any way
-        return Property(name, f"it raised {one_line(error)}", needed=False)
-    return Property(name, problem, needed=bool(problem) and check in _OF_A_FLEET)
 
 
 # ---- properties

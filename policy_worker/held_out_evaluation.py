@@ -51,7 +51,19 @@ class HeldOutEvaluation:
         if (groups := self._all(over)) is None:
             return
         usable = [group for group in groups if group is not None]
-        stats, usable = self._measured(step, usable)
+        stats: Stats | None = None
+        while usable and stats is None:
+            try:
+                stats = self.trainer.measure(usable)
+            except BadGroup as error:
+                # The model or its memory cannot take them.
+                named = {task_id for task_id, _ in error.groups}
+                level = logging.WARNING if named else logging.ERROR
+                event(log, "held-out rows left out", level, step=step, rows=len(named), why=error)
+                # Without a name none can be told from the others.
+                usable = [g for g in usable if named and g.task.task_id not in named]
+                rows = (int(task_id.removeprefix(_TASK)) for task_id in named)
+                self._groups |= dict.fromkeys(rows, None)
         request = policy_pb2.HeldOutMeasured(
             caller=self.control.caller,
             step=step,
@@ -65,23 +77,6 @@ class HeldOutEvaluation:
         loss = stats.mean("loss") if stats is not None else None
         ms = (time.monotonic() - began) * 1e3
         event(log, "evaluated", step=step, rows=len(usable), loss=loss, ms=ms)
-
-    def _measured(
-        self, step: int, usable: list[rollout_pb2.Group]
-    ) -> tuple[Stats | None, list[rollout_pb2.Group]]:
-        """The measurement, and the groups that the model and its memory can take."""
-        while usable:
-            try:
-                return self.trainer.measure(usable), usable
-            except BadGroup as error:
-                named = {task_id for task_id, _ in error.groups}
-                level = logging.WARNING if named else logging.ERROR
-                event(log, "held-out rows left out", level, step=step, rows=len(named), why=error)
-                # Without a name none can be told from the others.
-                usable = [g for g in usable if named and g.task.task_id not in named]
-                rows = (int(task_id.removeprefix(_TASK)) for task_id in named)
-                self._groups |= dict.fromkeys(rows, None)
-        return None, []
 
     def _all(self, over: Callable[[], bool]) -> list[rollout_pb2.Group | None] | None:
         total = -1

@@ -14,13 +14,13 @@ rank that has read one deletes it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from queue import SimpleQueue
 from typing import Any
 
@@ -84,32 +84,21 @@ class WeightPublisher(SendingEnd):
         """Makes these weights the newest version; returns the seconds that the caller spent on it.
         Copies the tensors once and returns; on a CUDA device even the copy runs in the background,
         in the order of the current stream. A version that is not newer is ignored."""
-
-        def take() -> WeightSnapshot:
-            return WeightSnapshot.take(
-                version,
-                named_tensors,
-                self._pool,
-                bucket_bytes=self.bucket_bytes,
-                wire=self.wire,
-                on_host=self._on_host,
-            )
-
-        return self._publish(version, take)
+        take = functools.partial(
+            WeightSnapshot.take, version, named_tensors, self._pool, bucket_bytes=self.bucket_bytes
+        )
+        return self._publish(version, functools.partial(take, wire=self.wire))
 
     def publish_share(
         self, version: int, manifest: Manifest, fill: Callable[[Tensor], None]
     ) -> float:
         """Does what publish() does for the share of this rank, which ``fill`` writes to a buffer
         of its size. All ranks of the replica call it with the same versions in the same order."""
-
-        def take() -> WeightSnapshot:
-            place = version, manifest, self.share, self.device
-            return WeightSnapshot.filled(*place, fill, self._pool, on_host=self._on_host)
-
+        place = version, manifest, self.share, self.device
+        take = functools.partial(WeightSnapshot.filled, *place, fill, self._pool)
         return self._publish(version, take)
 
-    def _publish(self, version: int, take: Callable[[], WeightSnapshot]) -> float:
+    def _publish(self, version: int, take: Callable[..., WeightSnapshot]) -> float:
         started = time.perf_counter()
         self._publications += 1
         if version > self.version:
@@ -122,7 +111,7 @@ class WeightPublisher(SendingEnd):
                     # it.
                     with self._changed:
                         self._newest = base = None
-            snapshot = take()
+            snapshot = take(on_host=self._on_host)
             snapshot.publication = self._publications
             snapshot.follow(base)
             with self._changed:
@@ -232,7 +221,7 @@ class ReplicaPublisher(WeightPublisher):
     def _weights(self) -> list[tuple[str, Tensor]]:
         return list(self.state.weights_of(POLICY)) if POLICY in self.state.parts else []
 
-    @cached_property
+    @functools.cached_property
     def _exchange(self) -> ShareExchange:
         """Collective when it is first asked for."""
         layout = [

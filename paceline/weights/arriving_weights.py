@@ -41,9 +41,11 @@ class WeightSource(Protocol):
 
     def wait_ready(self) -> None:
         """Blocks until a copy that a device makes in the background is complete."""
+        return
 
     def wait_bucket(self, index: int, timeout_s: float) -> bool:
         """Waits at most ``timeout_s``; True if the bucket is here then. Raises GivenUp."""
+        return True
 
     def bucket(self, index: int) -> Tensor: ...
 
@@ -57,7 +59,7 @@ class WeightSource(Protocol):
         """The bucket as encode_delta() of that of the base, on the host; None: it travels whole."""
 
 
-class ArrivingWeights:
+class ArrivingWeights(WeightSource):
     """A WeightSource that fills up: one thread a source adds buckets, any others read them."""
 
     publication = 0
@@ -130,9 +132,6 @@ class ArrivingWeights:
             self._moved.notify_all()
 
     # ---- WeightSource
-
-    def wait_ready(self) -> None:
-        return None
 
     def wait_bucket(self, index: int, timeout_s: float) -> bool:
         with self._moved:

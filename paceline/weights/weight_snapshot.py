@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.weights.arriving_weights import fingerprint
+from paceline.weights.arriving_weights import WeightSource, fingerprint
 from paceline.weights.bucket_delta import encode_delta
 from paceline.weights.tensor_checksum import checksum
 from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
@@ -34,7 +34,7 @@ class WireDtype:
         return self.dtype if tensor.element_size() > self.dtype.itemsize else tensor.dtype
 
 
-class WeightSnapshot:
+class WeightSnapshot(WeightSource):
     """A copy of the weights at one version, or of a share of their buckets, in one flat buffer."""
 
     def __init__(
@@ -110,19 +110,14 @@ class WeightSnapshot:
         device = torch.device("cpu") if on_host else source
         locked = on_host and source.type == "cuda"
         slot = pool.take(manifest, share, device, page_locked=locked)
-        fill(slot.flat)
-        snapshot = cls(version, manifest, slot.flat, source, share)
+        fill(slot[2])
+        snapshot = cls(version, manifest, slot[2], source, share)
         weakref.finalize(snapshot, pool.give_back, slot).atexit = False
         return snapshot
 
     def wait_ready(self) -> None:
-        """Blocks until a copy that a device makes in the background is complete."""
         if self._ready is not None:
             self._ready.synchronize()
-
-    def wait_bucket(self, index: int, timeout_s: float) -> bool:
-        """All buckets are here."""
-        return True
 
     def bucket(self, index: int) -> Tensor:
         return self.share.bucket(self.manifest, self.flat, index)
@@ -171,11 +166,8 @@ class WeightSnapshot:
             return self._deltas[index]
 
 
-@dataclass(frozen=True)
-class _Slot:
-    manifest: Manifest
-    share: WeightShare
-    flat: Tensor
+_Slot = tuple[Manifest, WeightShare, Tensor]
+"""A buffer, and what it is for."""
 
 
 class SnapshotPool:
@@ -196,13 +188,13 @@ class SnapshotPool:
     ) -> _Slot:
         with self._lock:
             for i, slot in enumerate(self._free):
-                if (slot.manifest, slot.share) == (manifest, share) and slot.flat.device == device:
+                if slot[:2] == (manifest, share) and slot[2].device == device:
                     return self._free.pop(i)
         # Zeroed: padding between tensors is part of the buckets' checksums.
         flat = torch.zeros(
             share.size_bytes(manifest), dtype=torch.uint8, device=device, pin_memory=page_locked
         )
-        return _Slot(manifest, share, flat)
+        return manifest, share, flat
 
     def give_back(self, slot: _Slot) -> None:
         with self._lock:

@@ -122,7 +122,12 @@ def receive_snapshot(
     while True:
         header = _recv_header(sources[0], reception)
         started = time.perf_counter()
-        offer = _offer(header, newer_than, limit_bytes or _memory_bytes(device))
+        version = version_in(header)
+        if version <= newer_than:
+            raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
+        limit = limit_bytes or _memory_bytes(device)
+        manifest = Manifest.from_json(header.get("manifest"), limit_bytes=limit)
+        offer = _Offer(version, publication_in(header), manifest)
         here = base if base is not None and base.manifest == offer.manifest else None
         coming, weights = _negotiate(sources, offer, here, reception)
         if not coming:
@@ -215,14 +220,6 @@ def _recv_header(mesh: ProcessMesh, reception: Reception) -> dict[str, Any]:
         check_protocol(header, "publisher", "receiver")
         if header.get("waits") is not True:
             return header
-
-
-def _offer(header: dict[str, Any], newer_than: int, limit_bytes: int) -> _Offer:
-    version, publication = version_in(header), publication_in(header)
-    if version <= newer_than:
-        raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
-    manifest = Manifest.from_json(header.get("manifest"), limit_bytes=limit_bytes)
-    return _Offer(version, publication, manifest)
 
 
 def _begun(reception: Reception, offer: _Offer) -> ArrivingWeights | None:

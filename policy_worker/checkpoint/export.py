@@ -68,7 +68,11 @@ def export(
         raise ExportError(str(error)) from error
     chosen = _chosen_part(meta, part, checkpoint)
     source = str(model_path or chosen["path"])
-    weights = _read_weights(checkpoint, "" if chosen["main"] else chosen["name"])
+    stored = stored_tensors(checkpoint)
+    names = weights_of_part(stored, "" if chosen["main"] else chosen["name"])
+    weights = {name: torch.empty(stored[name][0], dtype=stored[name][1]) for name in names}
+    read_shards(checkpoint, weights)
+    weights = {names[name]: tensor for name, tensor in weights.items()}
     model = _model_of(source, weights, checkpoint, chosen["head"], trust_remote_code)
     if dtype is not None:
         model.to(DTYPES[dtype])
@@ -103,14 +107,6 @@ def _chosen_part(meta: dict[str, Any], part: str | None, checkpoint: Path) -> di
             return {**found, "main": found is parts[0]}
     names = ", ".join(found["name"] for found in parts)
     raise ExportError(f"{checkpoint} has no part {part!r}: choose one of {names}")
-
-
-def _read_weights(checkpoint: Path, part: str) -> dict[str, Tensor]:
-    stored = stored_tensors(checkpoint)
-    names = weights_of_part(stored, part)
-    weights = {name: torch.empty(stored[name][0], dtype=stored[name][1]) for name in names}
-    read_shards(checkpoint, weights)
-    return {names[name]: tensor for name, tensor in weights.items()}
 
 
 def _model_of(

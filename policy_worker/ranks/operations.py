@@ -43,7 +43,7 @@ class _Operation:
     @functools.cached_property
     def _types(self) -> dict[str, TypeAdapter[Any]]:
         """Types of the parameters that travel as JSON; at the first use the module is whole."""
-        hints = get_type_hints(self._method)
+        hints = get_type_hints(self._method, include_extras=True)
         return {
             name: TypeAdapter(hints[name])
             for name, parameter in self._signature.parameters.items()

@@ -150,7 +150,10 @@ class RankLinks:
                     if not key.data.open:
                         ready.unregister(key.data.link)
                 now = time.monotonic()
-                self._check_silence(now)
+                for peer in self._peers:
+                    expected = peer.open and not peer.left and not self._may_end.is_set()
+                    if expected and now - peer.heard > self._silence_s:
+                        raise RankLost(peer.rank, f"no message for {now - peer.heard:.1f} s")
                 if now >= beat:
                     beat = now + self._beat_s
                     self._send_all()
@@ -186,12 +189,6 @@ class RankLinks:
         peer.open = False
         if not peer.left and not self._may_end.is_set():
             raise RankLost(peer.rank, why)
-
-    def _check_silence(self, now: float) -> None:
-        for peer in self._peers:
-            expected = peer.open and not peer.left and not self._may_end.is_set()
-            if expected and now - peer.heard > self._silence_s:
-                raise RankLost(peer.rank, f"no message for {now - peer.heard:.1f} s")
 
     def _send_all(self) -> None:
         message = _MESSAGE.pack(FAREWELL if self._farewell else ALIVE, self._epoch)

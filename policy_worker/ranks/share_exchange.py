@@ -86,11 +86,6 @@ class ShareExchange:
             for start in range(0, manifest.bucket_bytes, self._part_bytes)
         ]
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Largest memory of a round."""
-        return self._largest("sizes_to") + self._largest("sizes_from")
-
     def fill(self, flat: Tensor, slices: Sequence[Tensor], all_to_all: AllToAll) -> None:
         """Writes this rank's share, in the manifest's types, to uint8 ``flat``. ``slices``: this
         rank's flattened slice of each weight, in the manifest's order, on the device of

@@ -46,7 +46,9 @@ class SlicedWeights:
         except (OSError, ValueError, KeyError, SafetensorError):
             return None
         wanted = {name: list(t.shape) for name, t in _tensors(model).items()}
-        without_head = scalar and f"{HEAD}.weight" not in found and not _is_classifier(model)
+        config: Any = model.config
+        classifier = "ForSequenceClassification" in " ".join(config.architectures or ())
+        without_head = scalar and f"{HEAD}.weight" not in found and not classifier
         if without_head:
             del wanted[f"{HEAD}.weight"]
         every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -78,7 +80,11 @@ class SlicedWeights:
             for file, names in by_file.items():
                 with safe_open(str(file), "pt") as stored:
                     for name in names:
-                        _read_slice(stored.get_slice(name), tensors[name])
+                        local, offset = local_slice(tensors[name])
+                        ends = zip(offset, local.shape, strict=True)
+                        place = tuple(slice(start, start + size) for start, size in ends)
+                        if local.numel():
+                            local.copy_(stored.get_slice(name)[place or slice(None)])
                         on_progress()
             if self.without_head:
                 local_slice(tensors[f"{HEAD}.weight"])[0].zero_()
@@ -93,20 +99,6 @@ def _swapped_parameters() -> Iterator[None]:
         yield
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
-
-
-def _is_classifier(model: Any) -> bool:
-    return "ForSequenceClassification" in " ".join(model.config.architectures or ())
-
-
-def _read_slice(stored: Any, target: Tensor) -> None:
-    local, offset = local_slice(target)
-    if local.ndim == 0:
-        local.copy_(stored[:])
-    elif local.numel():
-        local.copy_(
-            stored[tuple(slice(o, o + n) for o, n in zip(offset, local.shape, strict=True))]
-        )
 
 
 def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -17,6 +17,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -157,8 +158,7 @@ class _Probe:
 
     def _packed(self, tokens: Ints) -> Tensor:
         """Float32 [C]: log-probs, or values, of the row with ``tokens``."""
-        batch = self.batch
-        batch = TokenBatch(**{**_fields(batch), "tokens": tokens})
+        batch = replace(self.batch, tokens=tokens)
         every = np.arange(len(batch.length))
         micro = pack(batch, every, self.device, last_tokens=self.head == "scalar")
         if self.head == "scalar":
@@ -199,10 +199,6 @@ class _Probe:
         if self.device.type != "cuda":
             return [torch.get_rng_state()]
         return [torch.get_rng_state(), torch.cuda.get_rng_state(self.device)]
-
-
-def _fields(batch: TokenBatch) -> dict[str, Any]:
-    return {name: getattr(batch, name) for name in batch.__dataclass_fields__}
 
 
 def _configs(model: nn.Module) -> list[Any]:

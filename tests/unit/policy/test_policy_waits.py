@@ -1,0 +1,95 @@
+"""Waits of a policy worker for its controller: none is slept through, and none is for ever."""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.mesh.elastic_mesh import MeshError
+from paceline.v1 import common_pb2, policy_pb2, worker_pb2
+from policy_worker import main
+from policy_worker.control_plane import PolicyReport
+from policy_worker.main import PolicyWorker
+
+
+class Control:
+    """A control plane whose waits look again and again."""
+
+    stopped = False
+    caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
+    directive = worker_pb2.Directive(lifecycle=worker_pb2.LIFECYCLE_RUNNING)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        while not done():
+            threading.Event().wait(0.01)
+
+    def poke(self) -> None:
+        pass
+
+
+def worker_of(control: Control) -> Any:
+    worker: Any = PolicyWorker.__new__(PolicyWorker)
+    worker.control = control
+    worker.worker_report = PolicyReport()
+    worker.epochs = worker.worker_report.epochs
+    worker.outlets = SimpleNamespace(checkpoint_due=lambda: False, serve=lambda: None)
+    state = SimpleNamespace(step=3, version=3)
+    worker.trainer = SimpleNamespace(state=state, abandon=lambda: None)
+    worker.followed, worker.idle_since = control.directive, 0.0
+    return worker
+
+
+def assert_ends(turn: Callable[[], object]) -> None:
+    thread = threading.Thread(target=turn, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+class StoppedWhileAsking(Control):
+    """STOPPED arrives during NextPlan, just before its answer."""
+
+    def call(self, method: str, request: Any, over: Any) -> policy_pb2.PlanReply:
+        self.directive = worker_pb2.Directive(lifecycle=worker_pb2.LIFECYCLE_STOPPED)
+        self.stopped = True
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_FINISHED)
+
+
+def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through() -> None:
+    worker = worker_of(StoppedWhileAsking())
+    assert_ends(lambda: worker.next_plan(1))
+
+
+class Deaf(Control):
+    """It takes no notice of the first reports of a failure, as in an outage that is longer than
+    they are repeated, or where Redis has lost what they changed."""
+
+    def __init__(self, misses: int) -> None:
+        self.mesh = worker_pb2.PolicyMesh(epoch=7)
+        self.directive = worker_pb2.Directive(mesh=self.mesh)
+        self.misses = misses
+        self.said: list[int] = []
+
+    def report_failure(self, epoch: int, detail: str) -> None:
+        self.said.append(epoch)
+        if len(self.said) > self.misses:
+            self.mesh = worker_pb2.PolicyMesh(epoch=8)
+            self.directive = worker_pb2.Directive(mesh=self.mesh)
+
+
+def test_a_failure_is_reported_again_until_another_epoch_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(main, "REPORT_AGAIN_S", 0.05)
+    control = Deaf(misses=2)
+    worker = worker_of(control)
+    worker.collective_failed(control.mesh, MeshError("connection reset"))
+
+    def follow() -> None:
+        while control.mesh.epoch == 7:
+            worker.follow(control.directive)
+
+    assert_ends(follow)
+    assert control.said == [7, 7, 7]
