@@ -36,7 +36,7 @@ RETRY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of a checkpoint."""
+    """End of the write and of the record of a checkpoint."""
 
     version: Version
     recorded: CheckpointInfo | None = None

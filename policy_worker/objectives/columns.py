@@ -106,7 +106,7 @@ class TokenColumns(Generic[Array]):
     scored: Mapping[str, Array] = field(default_factory=dict)
     """By scorer: log-prob under its model."""
     pairs: PairColumns[Array] | None = None
-    """Of an objective that compares sequences."""
+    """Pairs, if the objective compares sequences."""
 
     def of(
         self, row: RowTokens, device: torch.device, reference: Tensor | None

@@ -43,7 +43,7 @@ class RankSettings(RankPlace):
     """Descriptor of the socket to rank 0."""
     threads: int
     config: str
-    """As JSON. Not in the store: every user of the machine could read and change it there."""
+    """JSON that is not in the store: every user of the machine could read and change it there."""
 
 
 def die_with_parent() -> RankSettings:

@@ -50,7 +50,7 @@ FOREVER = timedelta(days=365)
 STOP = "stop"
 """Announced in place of an operation: the process exits."""
 CHILD_BEAT_S = 60.0
-"""Of children nobody needs to hear: the kernel closes the link of one that ends, and one that is
+"""Nobody needs to hear of children: the kernel closes the link of one that ends, and one that is
 stopped is reported by rank 0 (``StuckRanks``)."""
 Child = subprocess.Popen[bytes]
 
