@@ -109,19 +109,6 @@ def test_a_dead_owners_tasks_go_out_first_and_in_order(run: Driven) -> None:
     assert [t.seed for t in again[:3]] == [t.seed for t in lost]
 
 
-def test_a_dead_owner_can_do_nothing_more(run: Driven) -> None:
-    (lease,) = run.lease("r0").leases
-    run.die("r0")
-    for command in (
-        cmd.accept("r0", run.current["r0"], group(lease)),
-        cmd.lease("r0", run.current["r0"], 9, 1, 0),
-        cmd.observe("r0", run.current["r0"], "running"),
-    ):
-        with pytest.raises(cmd.CommandRefused) as refused:
-            run.do(command)
-        assert refused.value.code == "fenced"
-
-
 def test_a_poisoned_task_is_quarantined_with_its_reasons(run: Driven) -> None:
     (lease,) = run.lease("r0").leases
     run.return_task("r0", lease, "failed", "reward_error")

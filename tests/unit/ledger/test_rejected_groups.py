@@ -104,16 +104,6 @@ def test_a_report_that_is_late_repeated_or_of_another_members_group_drops_nothin
     assert views.counts(run.state).dropped == {"out_of_memory": 1}
 
 
-def test_a_deposed_incarnation_rejects_nothing() -> None:
-    run = fleet("p0", "p1")
-    run.fill("r0", 4)
-    before = run.current["p1"]
-    bad = shard_of(run, "p1")[0]
-    back(run, "p1")
-    with pytest.raises(cmd.CommandRefused):
-        run.do(cmd.reject("p1", before, 1, {bad: 1}, GroupFault.OUT_OF_MEMORY))
-
-
 def test_a_replayed_step_keeps_its_composition_except_for_the_group_that_fails_there() -> None:
     run = fleet("p0")
     for _ in range(2):

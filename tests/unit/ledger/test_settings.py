@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from controller.ledger import Ledger
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
-from controller.ledger.enums import GroupFault, SuspendStage
+from controller.ledger.enums import GroupFault
 from controller.ledger.specs import LearningRate, LiveSpec
 from controller.ledger.state.settings import Settings
-from controller.ledger.state.tasks import Unfinished
 from controller.ledger.state.token_ages import oldest_step, trained_tokens
 from tests.fixtures.ledgers import Driven
 
@@ -105,30 +103,6 @@ def test_a_step_without_a_rejected_group_keeps_its_settings_and_its_other_groups
     others = tuple(task_id for task_id in opened.groups if task_id != bad)
     assert (again.step, again.groups[:3], again.settings) == (opened.step, others, opened.settings)
     assert run.state.settings.changed["train.optimizer.lr"].step == opened.step + 1
-
-
-def test_a_step_that_is_left_for_a_stop_keeps_its_settings_and_groups() -> None:
-    run = Driven.fleet("p0", "r0", max_staleness=4)
-    early = run.lease("r0", 4).leases
-    run.train()
-    for lease in early:
-        run.submit("r0", lease, 0)
-    opened = run.state.steps.open
-    run.do(cmd.suspend("stop", SuspendStage.LEAVE_STEP, "Ctrl-C"))
-    run.checkpoint()
-    strict = {"train.max_staleness": 0, "train.optimizer.lr": 5e-4}
-    changed = spec(run, max_staleness=0, lr=LearningRate(5e-4))
-    reply = run.do(cmd.change_settings("strict", strict, changed))
-    assert "from step 3" in reply, "step 2 keeps what it had"
-    run.do(cmd.go_on("go-on"))
-    run.policy("p0")
-    again = run.state.steps.open
-    assert (again.step, again.groups, again.settings) == (
-        opened.step,
-        opened.groups,
-        opened.settings,
-    )
-    assert not run.state.tasks.dropped
 
 
 def total_tokens(run: Driven) -> int:
@@ -227,12 +201,6 @@ def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
     report = run.coverage()
     assert sum(e.trained for e in report.epochs) == 16 and list(report.problems()) == []
     assert run.state.phase == "finished"
-
-
-def test_a_snapshot_of_a_release_that_forgot_suspicion_at_the_end_is_read() -> None:
-    old = Ledger().to_snapshot()
-    old["tasks"]["unfinished"] = [[3, 2]]
-    assert Ledger.from_snapshot(old).state.tasks.unfinished == [Unfinished(3, 2)]
 
 
 def test_a_finished_run_with_as_many_steps_stays_finished(run: Driven) -> None:

@@ -181,17 +181,6 @@ def test_a_relay_that_died_does_not_hide_whose_weights_it_handed_on() -> None:
     loaded(run)
     assert publishers(run)["r3"] == "r0" and publishers(run)["r0"] == "p0"
     run.die("r0")
-    run.fill("r1", 4)
-    for replica in REPLICAS:
-        run.vote(replica, "wrong" if replica == "p0" else "right")
-    assert run.event(ev.WeightsWithdrawn).receivers == ("r3",)
-
-
-def test_a_follower_and_a_snapshot_know_who_was_fed_by_whom() -> None:
-    run = fleet(4, fanout=1)
-    run.train()
-    loaded(run)
-    run.die("r0")
     run.failover()
     run.fill("r1", 4)
     for replica in REPLICAS:
