@@ -1,6 +1,4 @@
-"""Simulated policy replica.
-
-Mesh epochs, steps and votes.
+"""Policy replica that forms mesh epochs, trains steps and votes, without a model.
 
     directive ──► form epoch ──► restore, or receive ──► plan ─► accumulate ─► reduce ─► vote
                      ▲                                      ▲                               │

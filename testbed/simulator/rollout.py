@@ -1,7 +1,4 @@
-"""Simulated rollout worker.
-
-Leases, generation, submission and weight loading.
-"""
+"""Rollout worker that leases tasks, submits groups and loads weights, without an engine."""
 
 import asyncio
 from collections.abc import Callable

@@ -12,8 +12,6 @@ from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, Wo
 from controller.fleet.flow_shares import FlowAverage
 from controller.fleet_loops import Autoscaling
 from controller.ledger import decisions as cmd
-from controller.ledger.enums import Role
-from controller.ledger.specs import WorkerSpec
 from paceline.config.schema import Config
 from paceline.v1 import worker_pb2
 from tests.fixtures.ledgers import Driven
@@ -106,21 +104,7 @@ def at_work(count: int = 1) -> Driven:
     run = Driven.fleet("p0", "r0", steps=100, desired={"policy": 1, "rollout": 1, POOL: count})
     for index in range(count):
         name = f"scorer-helpful-{index}"
-        run.incarnations += 1
-        run.current[name] = run.incarnations
-        host = ("h", 1, "127.0.0.1")
-        run.do(
-            cmd.register(
-                WorkerSpec(
-                    name,
-                    run.incarnations,
-                    Role.SCORER,
-                    *host,
-                    scorer="helpful",
-                    address="127.0.0.1:1",
-                )
-            )
-        )
+        run.register(name, scorer="helpful", address="127.0.0.1:1")
         run.observe(name)
     run.train("r0")
     run.observe("r0", loaded=1)

@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
-from controller.ledger.enums import Role
-from controller.ledger.specs import WorkerSpec
 from tests.fixtures.ledgers import Driven, run_spec
 
 BOUNDS = {"policy_min": 1, "policy_max": 3, "rollout_min": 2, "rollout_max": 4}
@@ -23,6 +21,10 @@ def bounded() -> Driven:
         ({"policy": 4}, "policy=4 is above fleet.policy_max = 3"),
         ({"rollout": 1}, "rollout=1 is below fleet.rollout_min = 2"),
         ({"policy": 3, "rollout": 5}, "rollout=5 is above fleet.rollout_max = 4"),
+        ({"policy": 0}, "policy=0: at least 1"),
+        ({"rollout": 10**9}, "at most 10000"),
+        ({"trainer": 2}, "there is no role 'trainer'"),
+        ({}, "no count given"),
     ],
 )
 def test_a_scale_out_of_bounds_is_refused_with_the_bound_and_changes_nothing(
@@ -89,10 +91,10 @@ def test_a_replica_with_another_number_of_ranks_is_refused_by_name() -> None:
     with pytest.raises(
         cmd.CommandRefused, match=r"p1 has 2 ranks, p0 of this run has 1: .*policy_ranks"
     ):
-        run.do(cmd.register(WorkerSpec("p1", 999, Role.POLICY, "h", 1, "127.0.0.1", 2)))
-    run.do(cmd.register(WorkerSpec("r0", 998, Role.ROLLOUT, "h", 1, "127.0.0.1")))
+        run.register("p1", ranks=2)
+    run.register("r0", ranks=1)
     run.die("p0")
-    run.do(cmd.register(WorkerSpec("p1", 999, Role.POLICY, "h", 1, "127.0.0.1", 2)))
+    run.register("p1", ranks=2)
 
 
 requests = st.lists(

@@ -4,8 +4,6 @@ import pytest
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
-from controller.ledger.enums import Role
-from controller.ledger.specs import WorkerSpec
 from controller.store.ledger_follower import totals_of
 from paceline.observe.faults import Fault, Faults
 from paceline.observe.vocabulary import DeathCause, FaultCause
@@ -21,13 +19,9 @@ def join(
     stalled_s: float = 0.0,
     kills: int = -1,
 ) -> int:
-    role = Role.POLICY if worker_id.startswith("p") else Role.ROLLOUT
-    run.incarnations += 1
-    who = (worker_id, run.incarnations, role, host, pid, "127.0.0.1")
     cgroup = "/demo" if kills >= 0 else ""
-    run.do(cmd.register(WorkerSpec(*who, cgroup=cgroup, memory_kills=kills), stalled_s))
-    run.current[worker_id] = run.incarnations
-    return run.incarnations
+    spec = {"host": host, "pid": pid, "cgroup": cgroup, "memory_kills": kills}
+    return run.register(worker_id, stalled_s=stalled_s, **spec)
 
 
 def die(

@@ -428,10 +428,7 @@ def test_a_worker_with_other_files_than_one_of_its_kind_is_named_with_the_settin
     run = Driven()
 
     def join(worker_id: str, **origins: str) -> list[str]:
-        role = Role.POLICY if worker_id.startswith("p") else Role.ROLLOUT
-        run.incarnations += 1
-        who = (worker_id, run.incarnations, role, "h", 1, "127.0.0.1")
-        run.do(cmd.register(WorkerSpec(*who, origins=origins)))
+        run.register(worker_id, origins=origins)
         return run.names()
 
     assert "OriginsDiffer" not in join("r0", reward="1", environment="2")

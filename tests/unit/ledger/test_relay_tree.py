@@ -3,9 +3,7 @@ fails."""
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
-from controller.ledger.enums import Role
 from controller.ledger.events.steps import FORGIVEN_EVERY
-from controller.ledger.specs import WorkerSpec
 from controller.ledger.state.fleet import Fleet
 from tests.fixtures.ledgers import Driven
 
@@ -34,12 +32,9 @@ def break_link(run: Driven, reporter: str, receiver: str) -> None:
 
 def on_hosts(run: Driven, hosts: dict[str, str]) -> None:
     for worker_id, host in hosts.items():
-        role = Role.POLICY if worker_id.startswith("p") else Role.ROLLOUT
-        run.incarnations += 1
-        run.current[worker_id], run.seqs[worker_id] = run.incarnations, 0
-        run.do(cmd.register(WorkerSpec(worker_id, run.incarnations, role, host, 1, "127.0.0.1")))
+        run.register(worker_id, host=host)
         run.observe(worker_id)
-        if role is Role.POLICY:
+        if worker_id.startswith("p"):
             run.observe(worker_id, state=run.state.versions.version)
 
 

@@ -4,8 +4,6 @@ import pytest
 
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
-from controller.ledger.enums import Role
-from controller.ledger.specs import WorkerSpec
 from tests.fixtures.ledgers import Driven
 
 BOUNDS = {"scorers_min": 1, "scorers_max": 3}
@@ -16,33 +14,10 @@ def scored() -> Driven:
     run = Driven(
         desired={"policy": 1, "rollout": 1, "scorer:helpful": 2, "scorer:short": 1}, bounds=BOUNDS
     )
-    for worker_id, name in (
-        ("scorer-helpful-0", "helpful"),
-        ("scorer-helpful-1", "helpful"),
-        ("scorer-short-0", "short"),
-    ):
-        register(run, worker_id, name)
+    for worker_id in ("scorer-helpful-0", "scorer-helpful-1", "scorer-short-0"):
+        run.register(worker_id, scorer=worker_id.split("-")[1], address="127.0.0.1:1")
+        run.observe(worker_id)
     return run
-
-
-def register(run: Driven, worker_id: str, name: str) -> None:
-    run.incarnations += 1
-    run.current[worker_id] = run.incarnations
-    run.do(
-        cmd.register(
-            WorkerSpec(
-                worker_id,
-                run.incarnations,
-                Role.SCORER,
-                "h",
-                1,
-                "127.0.0.1",
-                scorer=name,
-                address="127.0.0.1:1",
-            )
-        )
-    )
-    run.observe(worker_id)
 
 
 def test_one_scorer_is_scaled_and_the_others_are_not() -> None:
