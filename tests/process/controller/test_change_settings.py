@@ -72,28 +72,6 @@ async def test_every_replica_uses_a_changed_setting_from_the_same_step_on_across
         assert report.ok, report.problems
 
 
-async def test_what_is_fixed_is_refused_with_the_way_that_works(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        shutil.copy(controllers.config, controllers.run_dir / "config.toml")
-        async with working_fleet(controllers) as (policies, _):
-            await until(lambda: policies[0].timings.steps >= 1)
-            for setting, way in (
-                ("rollout.temperature=0.7", "paceline up CONFIG --from CHECKPOINT"),
-                ("rollout.max_sequences=8", "Interrupt paceline up"),
-                ("fleet.rollout=3", "paceline scale rollout=COUNT"),
-                ("train.optimizer.lr=-1", "greater than 0"),
-                (
-                    "train.optimizer.warmup_steps=2000",
-                    "train.optimizer.warmup_steps is larger than train.steps",
-                ),
-                ("rollout.max_tokens=64", "built for at most 16"),
-            ):
-                refused = await command(controllers, "set", setting)
-                assert refused.exit_code != 0 and way in str(refused.exception), setting
-            misspelt = await command(controllers, "set", "train.lrr=1")
-            assert "Did you mean train.optimizer.lr" in str(misspelt.exception)
-
-
 async def test_a_start_with_fewer_steps_than_are_trained_ends_with_the_reason_whoever_is_connected(
     tmp_path: Path,
 ) -> None:

@@ -46,6 +46,13 @@ def candidate(redis: Any, name: str, lease_s: float = 5.0) -> Election:
     return Election(redis, KEYS, identity, lease_s=lease_s)
 
 
+async def granted(election: Election, known_term: int = 0) -> int:
+    """The term that ``election`` wins."""
+    term = await election.acquire(known_term)
+    assert term is not None
+    return term
+
+
 def journal(redis: Any) -> Journal:
     return Journal(redis, KEYS)
 
@@ -57,12 +64,11 @@ async def append(j: Journal, after: Position, term: int, batch: str, **extra: An
 
 async def test_deposed_leader_cannot_append(redis: Any) -> None:
     old, new, j = candidate(redis, "a"), candidate(redis, "b"), journal(redis)
-    first = await old.acquire(0)
-    assert first is not None
+    first = await granted(old)
     at = await append(j, Position(), first, "one")
     await old.release()
-    second = await new.acquire(0)
-    assert second is not None and second > first
+    second = await granted(new)
+    assert second > first
     with pytest.raises(Deposed):
         await append(j, at, first, "two")
     assert not await old.renew(first)
@@ -73,24 +79,22 @@ async def test_a_lease_does_not_outlive_its_leader_after_redis_clock_was_set_bac
     redis: Any,
 ) -> None:
     dead, next_one = candidate(redis, "a"), candidate(redis, "b", lease_s=0.2)
-    term = await dead.acquire(0)
-    assert term is not None
+    term = await granted(dead)
     await redis.pexpire(KEYS.leader, 3_600_000)  # as after `date -s` an hour back
-    granted: list[int | None] = []
+    terms: list[int | None] = []
 
     async def takes_over() -> bool:
-        granted.append(await next_one.acquire(term))
-        return granted[-1] is not None
+        terms.append(await next_one.acquire(term))
+        return terms[-1] is not None
 
     await until(takes_over)
-    assert granted[0] is None, "it may be alive: it has its time to renew"
-    assert granted[-1] is not None and granted[-1] > term
+    assert terms[0] is None, "it may be alive: it has its time to renew"
+    assert terms[-1] is not None and terms[-1] > term
 
 
 async def test_unacknowledged_append_that_landed_is_not_applied_twice(redis: Any) -> None:
     j = journal(redis)
-    term = await candidate(redis, "a").acquire(0)
-    assert term is not None
+    term = await granted(candidate(redis, "a"))
     first = await append(j, Position(), term, "one")
     again = await append(j, Position(), term, "one")
     assert again == first
@@ -100,22 +104,20 @@ async def test_unacknowledged_append_that_landed_is_not_applied_twice(redis: Any
 async def test_append_after_what_the_writer_does_not_know_is_refused(redis: Any) -> None:
     """A Sentinel failover may lose the journal's tail: a leader ahead of it must not go on."""
     j = journal(redis)
-    term = await candidate(redis, "a").acquire(0)
-    assert term is not None
+    term = await granted(candidate(redis, "a"))
     await append(j, Position(), term, "one")
     with pytest.raises(Deposed):
         await append(j, Position("9-9", 7, "lost"), term, "two")
 
 
 async def test_term_never_repeats_where_the_counter_stepped_back(redis: Any) -> None:
-    first = await candidate(redis, "a").acquire(0)
-    assert first is not None
+    first = await granted(candidate(redis, "a"))
     await redis.set(KEYS.term, str(first - 1))
     await redis.delete(KEYS.leader)
     await asyncio.sleep(0.005)
     # A candidate that never heard of the first term either.
-    second = await candidate(redis, "b").acquire(0)
-    assert second is not None and second > first
+    second = await granted(candidate(redis, "b"))
+    assert second > first
 
 
 async def expired(redis: Any) -> None:
@@ -129,8 +131,7 @@ async def expired(redis: Any) -> None:
 
 async def test_a_lease_is_one_candidates_until_it_runs_out(redis: Any) -> None:
     a, b = candidate(redis, "a", lease_s=0.2), candidate(redis, "b")
-    term = await a.acquire(0)
-    assert term is not None
+    term = await granted(a)
     assert await b.acquire(0) is None
     assert await a.renew(term) and a.holds_lease
     await expired(redis)
@@ -141,8 +142,7 @@ async def test_a_lease_is_one_candidates_until_it_runs_out(redis: Any) -> None:
 
 async def test_a_lapsed_leader_goes_on_where_nobody_else_was_granted_a_term(redis: Any) -> None:
     a = candidate(redis, "a", lease_s=0.1)
-    term = await a.acquire(0)
-    assert term is not None
+    term = await granted(a)
     await expired(redis)
     assert await a.renew(term)
 
@@ -159,8 +159,7 @@ async def test_only_the_lease_of_the_process_that_died_is_released(redis: Any, u
 
 async def test_a_reader_notices_that_it_was_trimmed_off(redis: Any) -> None:
     j = journal(redis)
-    term = await candidate(redis, "a").acquire(0)
-    assert term is not None
+    term = await granted(candidate(redis, "a"))
     at = first = await append(j, Position(), term, "b0")
     for number in range(1, 6):
         at = await append(j, at, term, f"b{number}")
@@ -240,8 +239,7 @@ def test_sentinel_urls_are_understood() -> None:
 async def leading(redis: Any, name: str) -> AsyncIterator[None]:
     """A leader that renews its lease, as a process would."""
     election = candidate(redis, name, lease_s=0.4)
-    term = await election.acquire(0)
-    assert term is not None
+    term = await granted(election)
 
     async def renew() -> None:
         while True:
@@ -293,8 +291,7 @@ async def test_a_second_fleet_neither_joins_nor_wipes_out_a_run_that_another_one
 
 async def test_a_lease_is_renewed_and_taken_while_redis_is_full(redis: Any, url: str) -> None:
     a = candidate(redis, "a")
-    term = await a.acquire(0)
-    assert term is not None
+    term = await granted(a)
     await redis.config_set("maxmemory", 24 << 20)
     try:
         with connect_sync(url) as client, full_redis(client):
@@ -305,8 +302,8 @@ async def test_a_lease_is_renewed_and_taken_while_redis_is_full(redis: Any, url:
             assert await a.renew(term), "its lease had run out"
             assert (await a.holder())[0] is not None
             await a.release()
-            second = await candidate(redis, "b").acquire(term)
-            assert second is not None and second > term
+            second = await granted(candidate(redis, "b"), term)
+            assert second > term
     finally:
         await redis.config_set("maxmemory", 0)
 
@@ -314,8 +311,7 @@ async def test_a_lease_is_renewed_and_taken_while_redis_is_full(redis: Any, url:
 async def test_a_lease_that_was_released_is_never_renewed(redis: Any) -> None:
     """Housekeeping asks for it at the end of a run: nobody would lead until the lease runs out."""
     a = candidate(redis, "a")
-    term = await a.acquire(0)
-    assert term is not None
+    term = await granted(a)
     # The renewal is on its way as the lease is released.
     await asyncio.gather(a.renew(term), a.release())
     assert not await a.renew(term)
@@ -325,9 +321,6 @@ async def test_a_lease_that_was_released_is_never_renewed(redis: Any) -> None:
 
 
 async def test_a_full_disk_under_redis_is_named(redis: Any) -> None:
-    a = candidate(redis, "a")
-    term = await a.acquire(0)
-    assert term is not None
     with pytest.raises(RedisError) as refused:
         # As the server says it within a script.
         await redis.eval(

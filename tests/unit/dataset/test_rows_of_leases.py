@@ -104,6 +104,36 @@ async def test_a_row_that_cannot_be_given_ends_its_own_task_and_nothing_else(
     assert detail.startswith("row 1 of odd.jsonl: ") and detail.isascii()
 
 
+async def test_large_rows_are_leased_in_parts_and_one_that_fits_no_message_is_dropped() -> None:
+    """The reply with all of them was larger than any message: nothing was ever leased."""
+    decided: list[cmd.Command[Any]] = []
+
+    async def durable() -> None:
+        pass
+
+    async def rows_of(leases: Any) -> list[str]:
+        return ["x" * size for size in (40, 900, 40, 40, 1)]
+
+    limits = SimpleNamespace(controller=SimpleNamespace(max_message_mb=1))
+    leader: Any = SimpleNamespace(
+        rows=SimpleNamespace(of=rows_of),
+        decide=decided.append,
+        group_commit=SimpleNamespace(durable=durable),
+        context=SimpleNamespace(config=limits),
+    )
+    leases: Any = [SimpleNamespace(task_id=f"t{n}", attempt=1) for n in range(5)]
+    tasks, rows = await _fitting(leader, ("r0", 1), leases, 100)
+    assert [lease.task_id for lease in tasks] == ["t0", "t2"] and list(map(len, rows)) == [40, 40]
+    returned = [(*command.args[2:3], *command.args[4:6]) for command in decided]
+    assert returned == [
+        ("t1", ReturnKind.DROP, "prompt_too_long"),
+        ("t3", ReturnKind.HAND_BACK, "reply_full"),
+        ("t4", ReturnKind.HAND_BACK, "reply_full"),
+    ], "in their order: a small row does not overtake a large one"
+    said = "its row has 900 bytes, and controller.max_message_mb = 1 allows 100"
+    assert decided[0].args[-1] == said
+
+
 def test_a_row_that_changed_since_the_scan_fails_alone(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
