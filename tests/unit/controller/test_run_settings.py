@@ -44,11 +44,11 @@ def test_another_divisor_of_the_loss_is_refused_as_long_as_steps_follow(
     with pytest.raises(ConfigError, match=r"rollout.max_tokens = 256: .* the run has 512"):
         leader_with(config(256, steps), phase).start_command(rows)
     same = leader_with(config(512, steps), phase).start_command(rows)
-    assert same.settings["rollout.max_tokens"] == 512
+    assert same.args[1]["rollout.max_tokens"] == 512
 
 
 @pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.FAILED])
 def test_a_run_that_has_ended_is_led_with_any_divisor(phase: Phase) -> None:
     rows: Any = None
     command = leader_with(config(256), phase).start_command(rows)
-    assert command.settings["rollout.max_tokens"] == 256
+    assert command.args[1]["rollout.max_tokens"] == 256
