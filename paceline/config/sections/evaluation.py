@@ -3,10 +3,9 @@ that judges."""
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from paceline.config.fields import Fixed, LocalPath, Positive, Section
 from paceline.config.sections.scorers import named_scorer
@@ -15,7 +14,7 @@ from paceline.config.sections.training import DataConfig, RewardConfig, Rewards
 HELD_OUT = "held_out"
 """Name of the set of data.eval_path."""
 VOTES = Literal["auto", "text", "boxed", "number"]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$")]
 
 
 class EvalSetConfig(Section):
@@ -92,23 +91,12 @@ class EvalSetConfig(Section):
 class EvaluationConfig(Section):
     change = Fixed("the ledger ranks checkpoints by these evaluations")
 
-    sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
+    sets: dict[SetName, EvalSetConfig] = Field(default_factory=dict)
     """Evaluation sets, each a table [evaluation.sets.NAME]. The set of data.eval_path is
     held_out."""
     best_metric: str | None = None
     """Metric that chooses the best checkpoint, as SET/METRIC: math500/pass@1, aime/maj@8. Default:
     the reward of held_out, or of the first set by name."""
-
-    @field_validator("sets")
-    @classmethod
-    def _named(cls, sets: dict[str, EvalSetConfig]) -> dict[str, EvalSetConfig]:
-        for name in sets:
-            if not _NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} is no name of a set: use up to 32 letters, digits, '-', '_' or '.', "
-                    "beginning with a letter or digit"
-                )
-        return sets
 
 
 def measures_truth(of: EvalSetConfig, training: RewardConfig) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -58,17 +59,15 @@ class PayloadsConfig(Section):
         if self.url == []:
             raise ValueError("payloads.url is an empty list: name a store, or remove the setting")
         for url in self.urls:
-            scheme, separator, rest = url.partition(":")
-            if not separator or (scheme not in (*REDIS_SCHEMES, "file") and rest[:2] != "//"):
+            parts = urlsplit(url)
+            is_directory = not parts.netloc and parts.path.startswith("/") and parts.path.strip("/")
+            names_one = is_directory if parts.scheme == "file" else parts.netloc
+            if not parts.scheme or not (names_one or parts.scheme in REDIS_SCHEMES):
                 raise ValueError(
                     f"payloads.url: {url!r} names no store: use redis://HOST:PORT/0, file:///PATH "
-                    "or s3://BUCKET/PREFIX"
+                    "(an absolute path) or s3://BUCKET/PREFIX"
                 )
-            if scheme == "file" and (not rest.startswith("/") or rest.strip("/") == ""):
-                raise ValueError(
-                    "payloads.url: a directory is named by its absolute path, file:///PATH"
-                )
-            if scheme not in REDIS_SCHEMES and len(self.urls) > 1:
+            if parts.scheme not in REDIS_SCHEMES and len(self.urls) > 1:
                 raise ValueError(
                     "payloads.url: several stores are possible with Redis alone: name one"
                 )

@@ -37,12 +37,6 @@ LENGTHS = ("steps", "epochs", "max_samples")
 """Settings of [train] that say how long the run is; one of them is set."""
 DEFAULT_STEPS = 100
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-TEMPLATE_ARGS = (
-    *("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "tokenize"),
-    *("continue_final_message", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
-)
-"""Arguments of apply_chat_template that a run sets itself."""
-
 
 BUILT_IN_REWARDS: Mapping[str, str] = {
     "exact_match": "exact_match",
@@ -51,8 +45,7 @@ BUILT_IN_REWARDS: Mapping[str, str] = {
     "math_boxed:intervals": "math_boxed_intervals",
 }
 """Rewards that are built in, beside format:REGEX, all of which compare with the row's answer: name
-in
-the configuration, and name of the function among the rewards of the rollout worker."""
+in the configuration, and name of the function among the rewards of the rollout worker."""
 
 
 def _names_rewards(value: Any) -> Any:
@@ -238,17 +231,6 @@ class DataConfig(Section):
             except ValueError as error:
                 raise ValueError(f"data.prompt_template: {error}") from None
         return template
-
-    @field_validator("chat_template_args")
-    @classmethod
-    def _ours(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        for name in arguments:
-            if name in TEMPLATE_ARGS:
-                raise ValueError(
-                    f"data.chat_template_args: {name} is set by Paceline. Remove it: only "
-                    "arguments that the template itself reads belong here"
-                )
-        return arguments
 
     @model_validator(mode="after")
     def _one_place(self) -> DataConfig:

@@ -40,7 +40,7 @@ def load(tmp_path: Path, text: str) -> Config:
         (MATH + "sampels = 4\n", ["line 9", "evaluation.sets.math.sampels", "math.samples?"]),
         ("[evaluation.sets.math]\nsamples = 2\n", ["evaluation.sets.math.path is missing"]),
         ('[evaluation.sets.held_out]\npath = "x"\n', ["data.eval_path is the set of that name"]),
-        ('[evaluation.sets."a/b"]\npath = "x"\n', ["'a/b' is no name of a set"]),
+        ('[evaluation.sets."a/b"]\npath = "x"\n', ["evaluation.sets.a/b", "should match pattern"]),
         (
             'prompt_template = "{q}"\n' + MATH + 'prompt_field = "q"\n',
             ["evaluation.sets.math.prompt_field", "data.prompt_template"],

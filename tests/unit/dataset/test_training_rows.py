@@ -113,10 +113,6 @@ HEAD = '[model]\npath = "m"\n'
         ('[data]\npath = "x"\nprompt_template = "{a.b}"\n', r"data.prompt_template: \{a.b\} is no"),
         ('[data]\npath = "x"\nprompt_template = "{a"\n', "data.prompt_template: .*for braces"),
         (
-            '[data]\npath = "x"\nchat_template_args = { tools = 1 }\n',
-            "data.chat_template_args: tools is set by Paceline",
-        ),
-        (
             '[data]\npath = "x"\n[train]\nsteps = 3\nepochs = 1\n',
             "train.steps and train.epochs are both",
         ),
