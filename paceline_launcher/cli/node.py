@@ -225,7 +225,7 @@ def _resolved(host: str, wait_s: float) -> None:
 
 
 def _follow(this: _Node, wait_s: float) -> int:
-    from paceline_launcher.launch.follower import FollowingNode, Meeting
+    from paceline_launcher.launch.follower import FollowingNode
     from paceline_launcher.launch.job import node_directory
     from paceline_launcher.launch.run_dir import end_leftovers, locked
     from paceline_launcher.live_view import RunOutput
@@ -237,8 +237,8 @@ def _follow(this: _Node, wait_s: float) -> int:
         output.print(text, markup=False, highlight=False, soft_wrap=True)
 
     async def run() -> int:
-        meeting = Meeting(this.place, this.run_dir, this.job, wait_s, note)
-        return await FollowingNode(meeting, this.workers).run()
+        node = FollowingNode(this.place, this.run_dir, this.job, wait_s, note, this.workers)
+        return await node.run()
 
     check(this.config, this.run_dir, control=False, placed=True)
     home = node_directory(this.run_dir, this.place.rank)

@@ -13,6 +13,7 @@ Every worker that it started has ended before ``run`` returns.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.load import load_config
-from paceline.config.schema import Config
 from paceline.errors import BadInput, Unreachable
 from paceline.observe.event_follower import leader_status
 from paceline.observe.fleet_file import FleetRecord
@@ -47,38 +47,38 @@ PATIENCE_S = 10.0  # between SIGTERM and SIGKILL
 STOP_LOOK_S = 3.0
 """Time that a stopped node gives node 0, which may have got the same signal, to stop the whole run
 with a checkpoint."""
+SAY_S = 10.0  # between two lines about the wait for node 0
 INTERRUPTED = 130
 
 
 @dataclass(eq=False)
 class FollowingNode:
-    meeting: Meeting
+    """``own``: the job that this node was started for. ``wait_s``: node 0 may be silent so long."""
+
+    place: NodePlace
+    run_dir: Path
+    own: NodeJob
+    wait_s: float
+    note: Callable[[str], None]
     workers: NodeWorkers
 
     def __post_init__(self) -> None:
-        self.run_dir, self.note = self.meeting.run_dir, self.meeting.note
-        self._interrupts = Interrupts(
-            lambda: self.note(
-                "this node is stopping: its workers leave the run; once more kills them at once"
-            ),
-            lambda: None,
-        )
         self._heard = time.monotonic()  # when node 0 last answered
         self._phase = ""
         self._session = ""  # newest start of node 0, whose outcome counts
 
     async def run(self) -> int:
         """Exit status. Raises BadInput or Unreachable if the node cannot join."""
+        words = "this node is stopping: its workers leave the run; once more kills them at once"
+        self._interrupts = Interrupts(lambda: self.note(words), lambda: None)
         self._interrupts.install()
-        meet = asyncio.create_task(self.meeting.meet())
+        meet = asyncio.create_task(self.meet())
         ends: list[asyncio.Future[Any]] = [meet, self._interrupts.first]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not meet.done():
             meet.cancel()
             return INTERRUPTED
-        met = meet.result()
-        self._session, self._heard = met.job.session, time.monotonic()
-        fleet = self._fleet(met)
+        fleet = meet.result()
         try:
             fleet.start_workers()
             self.note(f"joined the run with {', '.join(fleet.worker_names()) or 'no worker'}")
@@ -86,20 +86,78 @@ class FollowingNode:
         finally:
             await fleet.stop_workers(PATIENCE_S)
             await fleet.close()
-            await met.control.close()
+            await fleet.control.close()
 
-    def _fleet(self, met: Met) -> Fleet:
-        place, home = self.meeting.place, node_directory(self.run_dir, self.workers.node)
-        ports = [port_of(address) for address in met.job.addresses]
+    async def meet(self) -> Fleet:
+        """This node's part of the fleet, once node 0 has started in the same directory. Raises
+        BadInput if this node does not fit node 0, Unreachable after ``wait_s`` seconds.
+
+        job.json there? ──no──► wait on
+             │ yes
+        answers? ──no──► wait on     refuses? ──► error about the token
+             │ yes
+        agrees? ──no──► error"""
+        node_0, noted_s = f"{self.place.master}:{self.place.port}", -SAY_S
+        began = time.monotonic()
+        while True:
+            result = await self._joined()
+            if isinstance(result, Fleet):
+                return result
+            waited = time.monotonic() - began
+            if waited >= self.wait_s:
+                raise Unreachable(
+                    f"node 0 at {node_0} has not started within {self.wait_s:g} s (--wait): "
+                    f"{result}. Start `paceline node` on node 0, check MASTER_ADDR, MASTER_PORT "
+                    "and its log, and give --run-dir the same path on a shared file system"
+                )
+            if waited - noted_s >= SAY_S:
+                noted_s = waited
+                times = f"{waited:.0f} of {self.wait_s:g} s"
+                self.note(f"waiting for node 0 at {node_0} ({times}): {result}")
+            await asyncio.sleep(POLL_S)
+
+    async def _joined(self) -> Fleet | str:
+        """The fleet, or the reason why node 0 cannot be joined yet."""
+        job = await asyncio.to_thread(read_job, self.run_dir)
+        if job is None:
+            return f"it has written nothing to {self.run_dir} yet, which all nodes must share"
+        path = self.run_dir / "config.toml"
+        if not path.is_file():
+            return f"{path} is not there yet"
+        config = load_config(path)
+        control = ControlPlane.from_config(config, job.addresses, self.run_dir)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(control.close)
+            try:
+                await leader_status(control, ASK_LIMIT_S)
+            except ControlPlaneUnavailable:
+                return "its controllers do not answer yet"
+            except RequestRefused as error:
+                if error.code != "UNAUTHENTICATED":
+                    raise
+                raise BadInput(
+                    f"node 0 refuses this node's token: give every node the same {TOKEN_VARIABLE}, "
+                    f"or none, so that all read {self.run_dir / 'token'}"
+                ) from None
+            # The file of an earlier session says nothing; that of one that answers does.
+            if problem := job.problem(self.own):
+                raise BadInput(
+                    f"{problem}. Give `paceline node` the same arguments on every node, and start "
+                    "all of them anew"
+                )
+            stack.pop_all()
+        self._session, self._heard = job.session, time.monotonic()
+        home = node_directory(self.run_dir, self.workers.node)
+        ports = [port_of(address) for address in job.addresses]
         return Fleet(
-            met.config,
-            ChildSpecs(met.config, met.config_path, self.run_dir, ports, place.master),
+            config,
+            ChildSpecs(config, path, self.run_dir, ports, self.place.master),
             home,
-            met.control,
+            control,
             self.note,
             self.workers,
             # Node 0 reaches this node there, and so do the others.
-            address_towards(place.master, place.port),
+            address_towards(self.place.master, self.place.port),
             FleetRecord.read(home),
         )
 
@@ -133,7 +191,7 @@ class FollowingNode:
         job = await asyncio.to_thread(read_job, self.run_dir)
         if job is None or job.session == self._session:
             return
-        if problem := job.problem(self.meeting.own):
+        if problem := job.problem(self.own):
             raise BadInput(f"node 0 was started again, and {problem}. Start this node anew")
         self.note("node 0 was started again")
         self._phase, self._session = "", job.session
@@ -145,7 +203,7 @@ class FollowingNode:
             status = await leader_status(fleet.control, ASK_LIMIT_S)
         except ControlPlaneUnavailable:
             ended = self._phase in ("finished", "failed", "suspended")
-            limit_s = self.meeting.wait_s + (EXPORT_LIMIT_S if ended else 0.0)
+            limit_s = self.wait_s + (EXPORT_LIMIT_S if ended else 0.0)
             if time.monotonic() - self._heard >= limit_s:
                 raise Unreachable(
                     f"node 0 has not answered for {limit_s:g} s (--wait): look at its log. A node "
@@ -172,96 +230,3 @@ class FollowingNode:
                 await fleet.leave()
             await asyncio.wait([second], timeout=POLL_S)
         return INTERRUPTED
-
-
-SAY_S = 10.0  # between two lines about the wait
-LOOK_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """Node 0 as it has answered."""
-
-    job: NodeJob
-    config: Config  # the configuration that node 0's processes read
-    config_path: Path
-    control: ControlPlane
-
-
-@dataclass(eq=False)
-class Meeting:
-    """Meeting of a node with node 0: it waits until node 0 has started in the same directory.
-
-    job.json there? ──no──► wait on
-         │ yes
-    answers? ──no──► wait on     refuses? ──► error about the token
-         │ yes
-    agrees? ──no──► error
-
-    ``own``: the job that this node was started for. ``wait_s``: node 0 may be silent so long."""
-
-    place: NodePlace
-    run_dir: Path
-    own: NodeJob
-    wait_s: float
-    note: Callable[[str], None]
-
-    async def meet(self) -> Met:
-        """Raises BadInput if this node does not fit node 0, Unreachable after ``wait_s``
-        seconds."""
-        node_0, noted_s = f"{self.place.master}:{self.place.port}", -SAY_S
-        began = time.monotonic()
-        while True:
-            result = await self._try()
-            if isinstance(result, Met):
-                return result
-            waited = time.monotonic() - began
-            if waited >= self.wait_s:
-                raise Unreachable(
-                    f"node 0 at {node_0} has not started within {self.wait_s:g} s (--wait): "
-                    f"{result}. Start `paceline node` on node 0, check MASTER_ADDR, MASTER_PORT "
-                    "and its log, and give --run-dir the same path on a shared file system"
-                )
-            if waited - noted_s >= SAY_S:
-                noted_s = waited
-                times = f"{waited:.0f} of {self.wait_s:g} s"
-                self.note(f"waiting for node 0 at {node_0} ({times}): {result}")
-            await asyncio.sleep(LOOK_S)
-
-    async def _try(self) -> Met | str:
-        """Node 0, or the reason why it cannot be joined yet."""
-        job = await asyncio.to_thread(read_job, self.run_dir)
-        if job is None:
-            return f"it has written nothing to {self.run_dir} yet, which all nodes must share"
-        path = self.run_dir / "config.toml"
-        if not path.is_file():
-            return f"{path} is not there yet"
-        config = load_config(path)
-        control = ControlPlane.from_config(config, job.addresses, self.run_dir)
-        met = Met(job, config, path, control)
-        try:
-            return await self._answer(met)
-        except BaseException:
-            await control.close()
-            raise
-
-    async def _answer(self, met: Met) -> Met | str:
-        try:
-            await leader_status(met.control, ASK_LIMIT_S)
-        except ControlPlaneUnavailable:
-            await met.control.close()
-            return "its controllers do not answer yet"
-        except RequestRefused as error:
-            if error.code != "UNAUTHENTICATED":
-                raise
-            raise BadInput(
-                f"node 0 refuses this node's token: give every node the same {TOKEN_VARIABLE}, or "
-                f"none, so that all read {self.run_dir / 'token'}"
-            ) from None
-        # The file of an earlier session says nothing; that of one that answers does.
-        if problem := met.job.problem(self.own):
-            raise BadInput(
-                f"{problem}. Give `paceline node` the same arguments on every node, and start all "
-                "of them anew"
-            )
-        return met

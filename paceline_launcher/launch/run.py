@@ -151,16 +151,9 @@ class Run:
                 fleet.start_workers()
             else:
                 note(f"took over {fleet.adopt_all()} running processes")
-            watch = RunWatch(
-                self.config,
-                self.console,
-                fleet,
-                control,
-                self._interrupts,
-                self.extends_to,
-                read_token(self.config.auth, self.run_dir) if self.console.private else None,
-                begun=self.earlier is not None,
-            )
+            token = read_token(self.config.auth, self.run_dir) if self.console.private else None
+            begun = self.earlier is not None
+            watch = RunWatch(self.console, fleet, self._interrupts, self.extends_to, token, begun)
             status, reason = await watch.until_end(self._keep_redis(fleet))
             await self._wind_down(fleet, watch.status, status)
             summary = await self._close_books(status, reason)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.schema import Config
 from paceline.observe.event_follower import leader_status
 from paceline.observe.event_history import text_of
 from paceline.observe.file_tail import FileTail
@@ -29,10 +28,8 @@ ASK_LIMIT_S = 2.0
 
 @dataclass(eq=False)
 class RunWatch:
-    config: Config
     console: Console
     fleet: Fleet
-    control: ControlPlane
     interrupts: Interrupts
     extends_to: int = 0
     """Steps of a finished run that is given more of them."""
@@ -90,7 +87,7 @@ class RunWatch:
         if self._stop is not None:
             await self._stop.ask()
         interrupted = self.interrupts.first.done
-        status = self.status = await leader_status(self.control, ASK_LIMIT_S)
+        status = self.status = await leader_status(self.fleet.control, ASK_LIMIT_S)
         self.begun |= status.term > 0
         self._note_dashboard(status)
         # At the start every controller waits for Redis for a moment.
@@ -112,13 +109,15 @@ class RunWatch:
             await self._begin_stop(status).ask()
         elif not interrupted() and status.phase in ("suspending", "suspended"):
             request = admin_pb2.ContinueRequest(request_id=uuid.uuid4().hex)
-            await self.control.call("AdminService.Continue", request, timeout_s=ASK_LIMIT_S)
+            await self.fleet.control.call("AdminService.Continue", request, timeout_s=ASK_LIMIT_S)
         return None
 
     def _begin_stop(self, status: admin_pb2.StatusReply) -> TimedStop:
         if self._stop is None:
             ending = status.phase == "stopping"
-            self._stop = TimedStop(self.control, self.config.fleet.stop_s, ending=ending)
+            self._stop = TimedStop(
+                self.fleet.control, self.fleet.config.fleet.stop_s, ending=ending
+            )
         return self._stop
 
     @property

@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from paceline.errors import BadInput
 from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import RequestRefused
 from paceline_launcher.launch import follower as meeting
-from paceline_launcher.launch.follower import Meeting
+from paceline_launcher.launch.follower import FollowingNode
 from paceline_launcher.launch.job import (
     NodeJob,
     NodePlace,
@@ -24,6 +25,7 @@ from paceline_launcher.launch.job import (
     write_job,
     write_outcome,
 )
+from paceline_launcher.launch.node_workers import NodeWorkers
 from testbed.fleets.local_run import write_run
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -100,8 +102,12 @@ def meet(tmp_path: Path) -> Callable[..., Any]:
 
     def begin(port: int = 1, **own: Any) -> Any:
         place = NodePlace(1, 2, "127.0.0.1", port)
-        made = Meeting(place, tmp_path, replace(JOB, session="mine", **own), 0.0, print)
-        return asyncio.run(made.meet())
+        job, workers = (
+            replace(JOB, session="mine", **own),
+            cast(NodeWorkers, SimpleNamespace(node=1)),
+        )
+        (tmp_path / "nodes" / "node-1").mkdir(parents=True, exist_ok=True)
+        return asyncio.run(FollowingNode(place, tmp_path, job, 0.0, print, workers).meet())
 
     return begin
 
@@ -148,7 +154,7 @@ def test_a_node_that_was_started_otherwise_is_refused(
     monkeypatch.setenv("PACELINE_TOKEN", "a-token-of-this-test-alone")
     monkeypatch.setattr(meeting, "leader_status", answers)
     node_0_has_started(tmp_path)
-    assert meet().job == JOB
+    assert meet().specs.addresses == list(JOB.addresses)
     with pytest.raises(BadInput) as refused:
         meet(**own)
     assert said in str(refused.value)

@@ -31,10 +31,11 @@ def watch_of(run_dir: Path, reconcile: Any) -> tuple[RunWatch, Interrupts]:
     console: Any = SimpleNamespace(note=lambda _: None, show=lambda _: None)
     failed = asyncio.get_running_loop().create_future()
     specs = SimpleNamespace(run_dir=run_dir)
-    fleet: Any = SimpleNamespace(failed=failed, reconcile=reconcile, specs=specs)
+    fleet: Any = SimpleNamespace(
+        failed=failed, reconcile=reconcile, specs=specs, config=config, control=None
+    )
     interrupts = Interrupts(lambda: None, lambda: None)
-    control: Any = None
-    return RunWatch(config, console, fleet, control, interrupts), interrupts
+    return RunWatch(console, fleet, interrupts), interrupts
 
 
 async def nothing(*_: object) -> None:
