@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline.observe.vocabulary import FaultCause
 from paceline.process.kernel_state import LOOK_S, KernelState, StallWatch
+from paceline.process.lifetime import alive, wait_ended
 from paceline.process.memory_kills import (
     MemoryKills,
     count_again,
@@ -181,3 +185,14 @@ def test_a_process_that_did_not_run_is_told_from_one_that_was_busy() -> None:
     after(LOOK_S, 0.0)
     assert watch.take() == pytest.approx(6.0)
     assert watch.take() == 0.0, "since it was last asked"
+
+
+def test_a_process_that_nobody_reaps_has_ended_all_the_same() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = psutil.Process(child.pid)
+        assert not wait_ended(process, 0.05) and alive(process)
+        assert child.stdin is not None
+        child.stdin.close()
+        assert wait_ended(process, 30.0) and not alive(process)
+        assert process.status() == psutil.STATUS_ZOMBIE, "there was nobody to wait for"
+    assert wait_ended(process, 0.0)
