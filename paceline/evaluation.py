@@ -118,16 +118,11 @@ def reported_ks(samples: int) -> tuple[int, ...]:
     return (*[k for k in powers if k < samples], samples)
 
 
-def majority_answer(answers: Sequence[str]) -> str:
-    """The most frequent answer that is not empty, of equals the first; "" if there is none."""
-    # Counter keeps the order of first votes, and most_common is stable.
-    votes = Counter(filter(None, answers)).most_common(1)
-    return votes[0][0] if votes else ""
-
-
 def majority_solved(answers: Sequence[str], solved: Sequence[bool]) -> float:
     """maj@k (self-consistency; Wang et al. 2022, arXiv 2203.11171): the solved share of the samples
-    with the majority's answer, which a reward may judge differently by their format."""
-    chosen = majority_answer(answers)
-    verdicts = [s for a, s in zip(answers, solved, strict=True) if a == chosen]
-    return sum(verdicts) / len(verdicts) if chosen else 0.0
+    with the most frequent answer, of equals the first. A reward may judge them differently by their
+    format. "" is no answer; without any, 0."""
+    # Counter keeps the order of first votes, and most_common is stable.
+    votes = Counter(filter(None, answers)).most_common(1)
+    verdicts = [s for a, s in zip(answers, solved, strict=True) if votes and a == votes[0][0]]
+    return sum(verdicts) / len(verdicts) if verdicts else 0.0

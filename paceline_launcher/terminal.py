@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.masking import masked
@@ -48,7 +48,10 @@ def table(columns: str, rows: Iterable[Sequence[Any]], *, header: bool = True) -
 
 
 def short(value: Any) -> str:
-    """A value as the cell of a table: numbers with three digits."""
+    """A value as the cell of a table: numbers with three digits, counts with their sum."""
+    if isinstance(value, Mapping):
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(value.items()))
+        return f"{sum(value.values())} ({counts})" if counts else "0"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return "-" if value is None else str(value)

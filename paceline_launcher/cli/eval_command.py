@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
+from paceline.config.fields import Section
 from paceline.config.load import ConfigError, changed_config, load_config, parse_setting
 from paceline.config.schema import Config
+from paceline.config.sections.evaluation import EvalSetConfig, EvaluationConfig
+from paceline.config.sections.objective_options import ObjectiveConfig
 from paceline.config.sections.training import TrainConfig
 from paceline.errors import BadInput
 from paceline.evaluation import row_metrics
@@ -31,9 +33,10 @@ from paceline_launcher.terminal import out_console, table
 if TYPE_CHECKING:
     from paceline_launcher.cli.evaluate import Judged
 
-RECORDED_FIELDS = tuple(
-    f"{name}_field" for name in ("messages", "completion", "chosen", "rejected", "margin", "label")
-)
+RECORDED_FIELDS = [
+    *("data.messages_field", "data.completion_field", "data.chosen_field"),
+    *("data.rejected_field", "data.margin_field", "data.label_field"),
+]
 SET = "data"  # name of the set in the configuration
 EngineName = StrEnum("EngineName", ["transformers", "vllm"])
 Positive = Annotated[int | None, typer.Option(min=1)]
@@ -75,60 +78,43 @@ class Wanted:
 
 
 def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
-    """Raises BadInput that names the option."""
-
-    def given(**values: Any) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if value is not None}
-
+    """Raises BadInput that names the setting."""
     data = wanted.data or (base.data.eval_path if base is not None else None)
     if data is None:
         raise BadInput("--data is missing: give the file or data set to evaluate on")
     config = base or Config.model_validate({"model": {"path": model}, "data": {"path": data}})
-    changes = dict(parse_setting(text) for text in wanted.overrides or ())
-    if changes:
-        config = changed_config(config, changes)
     sampled = wanted.k > 1 or wanted.temperature is not None or wanted.top_p is not None
-    evaluated = {
-        "path": data,
-        "name": config.data.name if data == config.data.eval_path else None,
-        "split": config.data.eval_split,
-        "samples": wanted.k,
-        "greedy": not sampled,
-        "temperature": wanted.temperature,
-        "top_p": wanted.top_p,
-        "limit": wanted.limit or (1 << 31),
+    evaluated = EvalSetConfig(
+        path=data,
+        name=config.data.name if data == config.data.eval_path else None,
+        split=config.data.eval_split,
+        samples=wanted.k,
+        greedy=not sampled,
+        temperature=wanted.temperature,
+        top_p=wanted.top_p,
+        limit=wanted.limit or (1 << 31),
+    )
+    # Nothing is trained, and what the run trained may have needed recorded rows.
+    sections: dict[str, Section] = {"train": TrainConfig(), "objective": ObjectiveConfig()}
+    sections["evaluation"] = EvaluationConfig(sets={SET: evaluated})
+    own: dict[str, Any] = {
+        **dict.fromkeys(RECORDED_FIELDS),
+        "data.eval_path": None,
+        "model.path": model,
+        "model.trust_remote_code": wanted.trust_remote_code or config.model.trust_remote_code,
+        "reward.functions": wanted.reward or config.reward.functions,
+        "rollout.engine": wanted.engine or config.rollout.engine,
+        "rollout.max_tokens": wanted.max_tokens or config.rollout.max_tokens,
+        "rollout.on_update": "keep",  # no update comes, and only vLLM knows the others
+        "rollout.source": "engine",
+        "rollout.group_size": 2,
+        "fleet.rollout_threads": wanted.threads or len(os.sched_getaffinity(0)),
+        "run.seed": wanted.seed,
     }
-    sections: dict[str, dict[str, Any]] = {
-        # An export has the tokenizer of its checkpoint.
-        "model": {
-            "path": model,
-            "tokenizer": config.model.tokenizer if base is None else None,
-            "trust_remote_code": wanted.trust_remote_code or config.model.trust_remote_code,
-        },
-        "data": {"eval_path": None, **dict.fromkeys(RECORDED_FIELDS)},
-        "reward": given(functions=wanted.reward),
-        "rollout": {
-            **given(engine=wanted.engine, max_tokens=wanted.max_tokens),
-            "on_update": "keep",  # no update comes, and only vLLM knows the others
-            "source": "engine",
-            "group_size": 2,
-        },
-        "fleet": {"rollout_threads": wanted.threads or len(os.sched_getaffinity(0))},
-        "run": {"seed": wanted.seed},
-        # Nothing is trained, and what the run trained may have needed recorded rows.
-        "train": TrainConfig().model_dump(mode="json"),
-    }
-    raw = config.model_dump(mode="json")
-    for section, values in sections.items():
-        raw[section] |= values
-    raw |= {"objective": {}, "evaluation": {"sets": {SET: evaluated}}}
-    try:
-        return Config.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        why = first["msg"].removeprefix("Value error, ")
-        raise BadInput(f"{name}: {why}" if name else why) from None
+    if base is not None:
+        own["model.tokenizer"] = None  # an export has the tokenizer of its checkpoint
+    given = [parse_setting(text) for text in wanted.overrides or ()]
+    return changed_config(config.model_copy(update=sections), {**dict(given), **own})
 
 
 @dataclass(frozen=True, slots=True)

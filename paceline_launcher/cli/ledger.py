@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,10 +18,6 @@ from paceline_launcher.cli.common import (
     run_config,
 )
 from paceline_launcher.terminal import out_console, table
-
-if TYPE_CHECKING:
-    from controller.store.journal_audit import Report
-    from paceline.observe.coverage import CoverageReport
 
 EPOCHS_SHOWN = 10
 
@@ -58,55 +54,26 @@ def verify(
         with redis_of(run_dir) as url:
             name = run_config(run_dir).run.name
             report = replay(url, name)
+    coverage = report.coverage
     if as_json:
         counts, problems = report.counts, report.problems
         body = {"run": name, "ok": report.ok, "counts": counts, "problems": problems}
-        print_json({**body, "coverage": report.coverage.as_json()})
-    else:
-        _print(name, report)
-    raise typer.Exit(0 if report.ok else 1)
-
-
-def _print(name: str, report: Report) -> None:
+        print_json({**body, "coverage": coverage.as_json()})
+        raise typer.Exit(0 if report.ok else 1)
     typer.echo(f"run {name}")
-    for what, count in report.counts.items():
-        shown = _by_reason(count) if isinstance(count, dict) else count
-        typer.echo(f"  {what:<12} {shown}")
-    if report.coverage.epochs:
-        _print_coverage(report.coverage)
+    out_console().print(table("|", report.counts.items(), header=False))
+    if coverage.epochs:
+        order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in order"
+        sources = coverage.sources or [""]
+        typer.echo(f"coverage of the data: {coverage.rows} rows, {order}")
+        of_source = ([e for e in coverage.epochs if e.source == source] for source in sources)
+        rows = [asdict(e) for epochs in of_source for e in epochs[-EPOCHS_SHOWN:]]
+        titles = "|>".join(name.replace("_", " ") for name in rows[0])
+        out_console().print(table(titles, [tuple(row.values()) for row in rows]))
     for problem in report.problems:
         typer.echo(f"  violated: {problem}")
     typer.echo("every invariant holds" if report.ok else "the ledger is NOT sound")
-
-
-def _print_coverage(coverage: CoverageReport) -> None:
-
-    order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in the order of the file"
-    typer.echo(f"coverage of the data: {coverage.rows} rows, {order}")
-    if coverage.sources:
-        typer.echo(f"  sources: {', '.join(coverage.sources)}; an epoch is a pass over one source")
-    # The newest ones of each source, source by source.
-    shown = [
-        epoch
-        for source in coverage.sources or [""]
-        for epoch in [e for e in coverage.epochs if e.source == source][-EPOCHS_SHOWN:]
-    ]
-    if earlier := len(coverage.epochs) - len(shown):
-        typer.echo(f"  ({earlier} earlier epochs: --json shows them)")
-    rows: list[tuple[Any, ...]] = [
-        (
-            *(e.source, e.epoch, e.trained, _by_reason(e.dropped), _by_reason(e.in_flight)),
-            *(e.to_come, e.skipped, e.twice, e.passed_over),
-        )
-        for e in shown
-    ]
-    titles = "source|>epoch|>trained|>dropped|>on their way|>to come|>skipped|>twice|>passed over"
-    out_console().print(table(titles, rows))
-
-
-def _by_reason(counts: Mapping[str, int]) -> str:
-    reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(counts.items()))
-    return f"{sum(counts.values())}" + (f" ({reasons})" if reasons else "")
+    raise typer.Exit(0 if report.ok else 1)
 
 
 @contextmanager

@@ -236,6 +236,7 @@ RESULTS = {
     "best checkpoint": "step {best_checkpoint_step}, held-out reward {best_checkpoint_eval}",
     "staleness": "at most {max_staleness} steps (a group begins within train.max_staleness steps, "
     "and a long one ends later)",
+    "dropped groups": "{groups_dropped}",
     "failovers": "{controller_failovers}",
     "mesh rebuilds": "{mesh_rebuilds}",
     "rollbacks": "{rollbacks}",
@@ -254,8 +255,6 @@ def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         lost, twice = summary.get("samples_lost"), summary.get("samples_duplicated")
         problems = [f"{lost} lost, {twice} trained twice", *(summary.get("ledger_problems") or ())]
         yield "samples", "; ".join(problems)
-    if dropped := summary.get("groups_dropped"):
-        yield "dropped", ", ".join(f"{count} groups {why}" for why, count in dropped.items())
 
 
 def from_override(given: Path | None) -> list[str]:

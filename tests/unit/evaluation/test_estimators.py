@@ -9,7 +9,6 @@ import pytest
 
 from paceline.evaluation import (
     SetScores,
-    majority_answer,
     majority_solved,
     pass_at_k,
     reported_ks,
@@ -43,19 +42,13 @@ def test_reported_ks_are_the_powers_of_two_and_all_samples() -> None:
     assert [reported_ks(n) for n in (1, 2, 4, 6)] == [(1,), (1, 2), (1, 2, 4), (1, 2, 4, 6)]
 
 
-def test_the_majority_is_the_answer_given_first_among_the_most_frequent() -> None:
-    assert majority_answer(["7", "8", "8"]) == "8"
-    assert majority_answer(["7", "8", "8", "7"]) == "7"
-    assert majority_answer(["", "8", "7", ""]) == "8", "without an answer there is no vote"
-    assert majority_answer(["", ""]) == majority_answer([]) == ""
-
-
 def test_a_majority_counts_if_its_answer_is_solved() -> None:
     assert majority_solved(["7", "8", "8"], [True, False, False]) == 0.0
     assert majority_solved(["7", "8", "8"], [False, True, True]) == 1.0
     assert majority_solved(["7", "8", "8", "7"], [True, False, False, True]) == 1.0
     assert majority_solved(["8", "8", "8"], [True, False, True]) == pytest.approx(2 / 3)
-    assert majority_solved(["", ""], [True, True]) == 0.0
+    assert majority_solved(["", "8", "7", ""], [False, True, False, False]) == 1.0, "the first"
+    assert majority_solved(["", ""], [True, True]) == majority_solved([], []) == 0.0
     with pytest.raises(ValueError):
         majority_solved(["7"], [True, False])
 
