@@ -80,20 +80,12 @@ def _group(name: str, text: str, example: str, *commands: Callable[..., None]) -
     return group
 
 
-CONFIG = _group(
-    *("config", "Check a configuration, or describe all settings.", "config check run.toml"),
-    *(config.check, config.docs),
-)
-PLAN = _group(
-    *("plan", "Compute what a run needs before it starts.", "plan memory run.toml --gpu h100-80g"),
-    plan_memory.memory,
-)
-LEDGER = _group(
-    *("ledger", "Verify a run's ledger.", "ledger verify --run-dir runs/demo"), ledger.verify
-)
-ALERTS = _group("alerts", "Alerts of a run.", "alerts test run.toml", doctor.test)
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Start a run": (up.up, node.node, config.init, CONFIG, doctor.doctor),
+    "Start a run": (
+        *(up.up, node.node, config.init),
+        _group("config", "Check settings.", "config check run.toml", config.check, config.docs),
+        doctor.doctor,
+    ),
     "Watch a run": (
         *(status.status, status.top, status.why, events.events, events.logs, samples.samples),
         *(status.stacks, runs.open_run, runs.runs, runs.compare),
@@ -103,7 +95,12 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(admin.checkpoint, admin.stop),
     ),
     "Use the model": (eval_command.evaluate, models.export, models.serve),
-    "Plan and check": (*(PLAN, config.check_reward, config.check_objective, LEDGER, ALERTS),),
+    "Plan and check": (
+        _group("plan", "Compute a run's needs.", "plan memory run.toml", plan_memory.memory),
+        *(config.check_reward, config.check_objective),
+        _group("ledger", "Verify a run.", "ledger verify --run-dir runs/demo", ledger.verify),
+        _group("alerts", "Alerts of a run.", "alerts test run.toml", doctor.test),
+    ),
     "On a cluster": (
         *(render, roles.controller, roles.policy, roles.rollout, roles.scorer, roles.wait),
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -194,17 +193,11 @@ def _wait(
     target: Target, done: Callable[[admin_pb2.StatusReply], bool], limit_s: float, late: str
 ) -> None:
     """Waits until ``done`` at most ``limit_s`` seconds; 0: not at all. Raises UserError."""
-
-    async def in_time(control: ControlPlane) -> bool:
-        deadline = time.monotonic() + limit_s
-        while not done(await _status(control)):
-            if time.monotonic() > deadline:
-                return False
-            await asyncio.sleep(POLL_S)
-        return True
-
-    if limit_s and not target.ask(in_time):
-        raise UserError(f"{late} within {limit_s:g} s")
+    deadline = time.monotonic() + limit_s
+    while limit_s and not done(target.ask(_status)):
+        if time.monotonic() > deadline:
+            raise UserError(f"{late} within {limit_s:g} s")
+        time.sleep(POLL_S)
 
 
 async def _status(control: ControlPlane) -> admin_pb2.StatusReply:

@@ -70,9 +70,7 @@ def run_addresses(run_dir: Path) -> list[str]:
     """gRPC addresses that the controllers of a run directory wrote. Raises BadInput for none."""
     found = written_by_controllers(run_dir, "address")
     if not found:
-        if not run_dir.is_dir():
-            raise BadInput(f"--run-dir: {run_dir}: no such directory")
-        raise BadInput(f"--run-dir: {run_dir}: no controller has been started in it")
+        raise BadInput(f"--run-dir: {run_dir}: no controller has been started there")
     return found
 
 

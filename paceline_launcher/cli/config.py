@@ -39,8 +39,6 @@ def init(
 
     Example: paceline init --algorithm dr_grpo --size small run.toml
 
-    Example: paceline init --algorithm dpo pairs.toml
-
     Args:
         out OUT: File to write; - for standard output.
         algorithm NAME: For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo
@@ -137,8 +135,6 @@ def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOpti
     step.
 
     Exit status: 0 if every property holds, 1 if one does not, 2 if the objective cannot be loaded.
-
-    Example: paceline check-objective grpo --set train.loss.kl_coef=0.1
 
     Example: paceline check-objective my_objectives:Reinforce --set objective.baseline=false
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -19,12 +18,7 @@ from paceline_launcher.cli.common import (
     print_json,
 )
 
-STYLES: dict[str, dict[str, Any]] = {
-    "ok": {"fg": "green"},
-    "warn": {"fg": "yellow"},
-    "fail": {"fg": "red", "bold": True},
-    "skip": {"dim": True},
-}
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(
@@ -53,7 +47,7 @@ def doctor(
     for found in run_checks(Start(settings, directory), ~Place(0)):
         findings.append(found)
         if not as_json:
-            state = typer.style(f"{found.state:<5}", **STYLES[found.state])
+            state = typer.style(f"{found.state:<5}", fg=COLOURS.get(found.state))
             remedy = f"\n{'':<21}→ {found.remedy}" if found.remedy else ""
             typer.echo(f"{state} {found.name:<15} {found.found}{remedy}")
     states = [finding.state for finding in findings]
@@ -69,8 +63,6 @@ def test(config: ConfigArgument, *, overrides: SetOption = None) -> None:
     """Send a test alert to the webhook and the command of the `alerts` settings.
 
     Exit status 1 if it is not delivered.
-
-    Example: paceline alerts test run.toml
 
     Example: paceline alerts test run.toml --set alerts.webhook_file=/etc/paceline/webhook
     """

@@ -55,11 +55,7 @@ def export(
     For a run, the newest recorded checkpoint is exported. For a directory that has only the
     checkpoints of a run, the newest complete one is exported.
 
-    Example: paceline export runs/demo --out exported
-
     Example: paceline export runs/demo --best --out exported
-
-    Example: paceline export runs/ppo --part critic --out critic
 
     Args:
         source RUN_DIR|CHECKPOINT: Directory of a run, or of one of its checkpoints.
@@ -78,11 +74,10 @@ def export(
     while True:
         checkpoint = find_checkpoint(source, best=best)
         if checkpoint is None:
+            judged = " that has a held-out reward (data.eval_path)" if best else ""
             raise BadInput(
-                f"{source} is no checkpoint (it has no {META}), and no run with one"
-                f"{' that has a held-out reward' if best else ''}. `paceline runs` lists runs, and "
-                "checkpoints have a held-out reward with data.eval_path, and a train.eval_every "
-                "that is a multiple of train.checkpoint_every"
+                f"{source} is no checkpoint (it has no {META}), and no run with one{judged}. "
+                "`paceline runs` lists runs"
             )
         try:
             write(checkpoint, model, out, dtype, part=part, trust_remote_code=trust_remote_code)

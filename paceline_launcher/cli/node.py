@@ -82,7 +82,7 @@ def node(
         gpus: GPUs to give out on each node. 0: workers share all. Default: those it sees.
         place ROLE=NODES: Nodes of a role: policy=0, rollout=1-3. May be repeated. Default: by GPUs.
         wait_s --wait SECONDS: How long node 0 may be silent.
-        dry_run: Print what this node would start, and start nothing.
+        dry_run: Print what this node would start as JSON, and start nothing.
     """
     from paceline_launcher.launch.job import NodeJob, node_place
     from paceline_launcher.launch.node_workers import NodeWorkers
@@ -115,7 +115,10 @@ def node(
     job = NodeJob(uuid.uuid4().hex, settings.run.name, here.nodes, len(mine), roles, digest)
     this = _Node(settings, directory, here, job, workers)
     if dry_run:
-        _print_plan(this, as_json)
+        plan = {"node": here.rank, "nodes": here.nodes, "master": f"{here.master}:{here.port}"}
+        plan |= {"run_dir": str(directory), "workers": _workers_here(this)}
+        plan |= {"redis": not here.rank and settings.redis.url is None}
+        print_json({**plan, "controllers": 0 if here.rank else settings.fleet.controllers})
         return
     raise typer.Exit(_follow(this, wait_s) if here.rank else _lead(this, wait_s, as_json))
 
@@ -140,38 +143,18 @@ def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
     return True
 
 
-def _print_plan(this: _Node, as_json: bool) -> None:
-    place, started = this.place, _workers_here(this)
-    plan = {
-        "node": place.rank,
-        "nodes": place.nodes,
-        "master": f"{place.master}:{place.port}",
-        "run_dir": str(this.run_dir),
-        "redis": not place.rank and this.config.redis.url is None,
-        "controllers": 0 if place.rank else this.config.fleet.controllers,
-    }
-    if as_json:
-        print_json({**plan, "workers": started})
-        return
-    for name, value in plan.items():
-        typer.echo(f"{name:<12} {value}")
-    for name, worker in started.items():
-        held = ", ".join(f"{what} {','.join(map(str, has))}" for what, has in worker.items() if has)
-        typer.echo(f"{name:<12} {held}")
-
-
 def _workers_here(this: _Node) -> dict[str, dict[str, list[Any]]]:
     """By name: GPUs and, for a replica on several nodes, the ranks that this node starts."""
     placement, node = this.workers.placement, this.place.rank
     assert placement is not None
     ranks = placement.ranks_on(node)
-    return {
-        name: {
-            "gpus": list(this.workers.named(name)),
-            **({"ranks": list(ranks[name])} if name in ranks else {}),
-        }
+    found = {
+        name: {"gpus": list[Any](this.workers.named(name))}
         for name in dict.fromkeys([*placement.on(node), *ranks])
     }
+    for name, numbers in ranks.items():
+        found[name]["ranks"] = list(numbers)
+    return found
 
 
 def _lead(this: _Node, wait_s: float, as_json: bool) -> int:

@@ -31,9 +31,6 @@ def render(
     Example: paceline render run.toml --target kubernetes --image registry/paceline:0.1.0
     --gpus-per-node 8
 
-    Example: paceline render run.toml --target pytorchjob --image registry/paceline:0.1.0
-    --gpus-per-node 8 --out job
-
     Example: paceline render run.toml --target slurm --gpus-per-node 8 --partition gpu
 
     Args:

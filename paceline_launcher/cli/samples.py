@@ -43,10 +43,6 @@ def samples(
 
     Example: paceline samples --run-dir runs/demo --sort worst --limit 3
 
-    Example: paceline samples --run-dir runs/demo --row 17 --sort oldest --limit 50
-
-    Example: paceline samples --run-dir runs/demo --grep "I cannot"
-
     Args:
         limit N: Number of groups, at most.
         step: Only groups of this step.

@@ -160,15 +160,15 @@ class RenderRequest:
     def node_cpus(self) -> int:
         """Cores of a node's share of the processes."""
         per_node = self.options.gpus_per_node
-        if per_node is not None:
-            return self.options.cpus * per_node
-        return -(-sum(pool.cpus * pool.count for pool in self.pools) // self.nodes) + 1
+        return self.options.cpus * per_node if per_node else self._share("cpus") + 1
 
     def node_memory_gib(self) -> int:
         per_node = self.options.gpus_per_node
-        if per_node is not None:
-            return self.options.memory_gib * per_node
-        return -(-sum(pool.memory_gib * pool.count for pool in self.pools) // self.nodes)
+        return self.options.memory_gib * per_node if per_node else self._share("memory_gib")
+
+    def _share(self, what: str) -> int:
+        total: int = sum(getattr(pool, what) * pool.count for pool in self.pools)
+        return -(-total // self.nodes)
 
     def worker_secrets(self) -> Secrets:
         found = {"PACELINE_TOKEN": Secret("token"), "HF_TOKEN": Secret("hf-token", optional=True)}
