@@ -70,6 +70,11 @@ async def journalled(leader: Leader) -> list[str]:
     return [event["type"] for entry in entries for event in entry.events]
 
 
+async def tidied(leader: Leader) -> None:
+    while chores := leader.housekeeping.chores:
+        await asyncio.gather(*chores)
+
+
 async def test_a_command_that_arrives_before_the_term_begins_waits_for_it(leader: Leader) -> None:
     """A worker that registered in the instant between winning and beginning a term was refused."""
     early = asyncio.create_task(leader.execute(REGISTER))
@@ -170,8 +175,7 @@ async def test_the_payload_of_a_group_that_nobody_will_train_is_deleted(
     monkeypatch.setattr(leader, "ledger", run.ledger)
     clock.wake.set()
     leader.discard_unneeded(refs)
-    while housekeeping.chores:
-        await asyncio.gather(*housekeeping.chores)
+    await tidied(leader)
     assert await payloads.list() == refs[:1], "the attempt that runs may still be handed in"
 
 
@@ -206,8 +210,7 @@ async def test_the_sweep_leaves_payloads_whose_covering_record_may_still_be_lost
     await housekeeping.sweep_orphans()
     assert await payloads.list() == refs[:1], "the orphan of an earlier leader alone is deleted"
     clock.wake.set()
-    while housekeeping.chores:
-        await asyncio.gather(*housekeeping.chores)
+    await tidied(leader)
     assert await payloads.list() == []
 
 
@@ -232,8 +235,7 @@ async def test_payloads_stay_until_a_replica_of_redis_has_the_record_that_covers
     await until(lambda: len(asked) > 1 or not housekeeping.chores)
     assert await payloads.list() == [ref]
     replicated = True
-    while housekeeping.chores:
-        await asyncio.gather(*housekeeping.chores)
+    await tidied(leader)
     assert await payloads.list() == []
 
 

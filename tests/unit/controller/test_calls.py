@@ -118,48 +118,46 @@ async def test_a_standby_names_the_leader_and_the_request_goes_there() -> None:
             assert control.address == leader and leader in control.addresses
 
 
-async def test_a_request_to_a_controller_that_hangs_moves_to_the_leader() -> None:
-    reached, withdrawn = asyncio.Event(), asyncio.Event()
+class Hanging:
+    """A handler that never answers."""
 
-    async def hang(_: Any, request: Any) -> Any:
-        reached.set()
+    def __init__(self) -> None:
+        self.reached, self.withdrawn = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _: Any, request: Any) -> Any:
+        self.reached.set()
         try:
             await asyncio.Event().wait()
         finally:
-            withdrawn.set()
+            self.withdrawn.set()
 
+
+async def test_a_request_to_a_controller_that_hangs_moves_to_the_leader() -> None:
+    hang = Hanging()
     async with (
         serving(SubmitGroups=hang) as old,
         serving(SubmitGroups=accept) as leader,
         calling(old) as control,
     ):
         call = asyncio.create_task(control.call(SUBMIT, submission("t5")))
-        await reached.wait()
+        await hang.reached.wait()
         control.prefer(leader)
         assert (await call).results[0].task.task_id == "t5"
-        await withdrawn.wait()
+        await hang.withdrawn.wait()
 
 
 async def test_a_cancelled_caller_withdraws_its_request_alone() -> None:
-    reached, withdrawn = asyncio.Event(), asyncio.Event()
-
-    async def lease(_: Any, request: Any) -> Any:
-        reached.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            withdrawn.set()
-
+    lease = Hanging()
     async with (
         serving(LeaseTasks=lease, SubmitGroups=accept) as address,
         calling(address) as control,
     ):
         call = asyncio.create_task(control.call(LEASE, lease_request()))
-        await reached.wait()
+        await lease.reached.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await withdrawn.wait()
+        await lease.withdrawn.wait()
         await control.call(SUBMIT, submission())
 
 
