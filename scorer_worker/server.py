@@ -23,7 +23,6 @@ from paceline.errors import one_line
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.grpc_channel import METHODS, TOKEN_KEY
 from paceline.rpc.listeners import HANDSHAKE_MS, add_port
-from paceline.score_times import ScoreTimes
 from paceline.v1 import scorer_pb2
 from scorer_worker.scorer import (
     BadCompletion,
@@ -54,7 +53,8 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.open_requests = 0
         self.queued = 0
         self.scored = 0
-        self.times = ScoreTimes()
+        self.scored_requests = 0
+        self.request_s = 0.0  # From the arrival of these requests to their scores
         self.idle = asyncio.Event()
         self.idle.set()
         self.leaving = False  # True: it refuses new requests
@@ -112,7 +112,8 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             reply = reply_of(await self._scorer.score(items_of(request)))
             self.scored += count
-            self.times.add(time.monotonic() - began)
+            self.scored_requests += 1
+            self.request_s += time.monotonic() - began
             return reply
         except Exception as error:
             status = _STATUS.get(type(error), grpc.StatusCode.UNKNOWN)

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
@@ -18,7 +17,6 @@ from controller.ledger.step_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import StepRate
 from controller.status import StatusView, status_of, status_view
-from paceline.score_times import histogram_of
 from paceline.v1 import admin_pb2, common_pb2
 
 Values = Mapping[Any, float]
@@ -172,16 +170,8 @@ def scorer_metrics(workers: Iterable[admin_pb2.WorkerStatus]) -> Iterator[Metric
     for gauge, name, help_text in (
         ("scored", "scorer_completions_total", "Completions that it scored"),
         ("queued", "scorer_queued_completions", "Completions that wait for its score"),
+        ("scored_requests", "scorer_requests_total", "Requests that it answered with scores"),
+        ("request_s", "scorer_request_seconds_total", "From their arrival to their scores"),
     ):
         values = {labels: gauges[gauge] for labels, gauges in found if gauge in gauges}
         yield _metric(name, help_text, values, "worker", "scorer")
-    times = HistogramMetricFamily(
-        "paceline_scorer_request_duration_seconds",
-        "From a request's arrival to its scores",
-        labels=("worker", "scorer"),
-    )
-    for labels, gauges in found:
-        if (histogram := histogram_of(gauges)) is not None:
-            buckets, sum_s = histogram
-            times.add_metric(labels, buckets=buckets, sum_value=sum_s)
-    yield times

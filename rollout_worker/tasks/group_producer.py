@@ -139,13 +139,10 @@ class GroupProducer:
         lease = held.lease
         row = in_data_fields(row_of(lease), lease, self.config)
         generate = self.environments.generate if self.environments else self._generate
-        # The engine's own progress is in the worker's report.
-        environment = self.config.rollout.environment
-        with (
-            waiting(WaitKind.ENVIRONMENT, f"running {environment}", environment)
-            if environment
-            else waiting(WaitKind.ENGINE, "generating")
-        ):
+        wait = (WaitKind.ENGINE, "generating", "")  # Its progress is in the worker's report
+        if environment := self.config.rollout.environment:
+            wait = (WaitKind.ENVIRONMENT, f"running {environment}", environment)
+        with waiting(*wait):
             made = await generate(held, row)
         generate_s = time.monotonic() - held.since
         held.stage, held.completions = Stage.SCORING, made.completions

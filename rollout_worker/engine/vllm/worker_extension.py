@@ -4,6 +4,7 @@
     paceline_stage ──► own thread: map, check, copy this rank's slices ──► result through a pipe
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
     paceline_check ──► the weights that the parameters differ from, after a swap
+    paceline_untraced ──► the weights that the first sync copied nothing of
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
 
