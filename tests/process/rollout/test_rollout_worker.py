@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 from transformers import AutoModelForCausalLM
@@ -26,14 +27,17 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import (
+    Completion,
     EngineDied,
     EngineError,
+    Finish,
     GenerationFailed,
     ParametersDiffer,
     SwapFailed,
 )
 from rollout_worker.lifecycle import EngineFailed, EngineLost
 from rollout_worker.main import RolloutWorker
+from rollout_worker.tasks.partial_rollouts import partial_group
 from rollout_worker.weight_loading import LOAD_TRIES
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.tiny_model import make_tiny_model
@@ -579,6 +583,24 @@ async def test_a_failing_reward_returns_the_task_with_a_reason_and_no_row(play: 
             assert item.kind == rollout_pb2.RETURN_KIND_FAILED
             assert item.reason == "reward_error" and "no verdict" in item.detail
         assert scene.controller.submits == 0
+
+
+async def test_an_attempt_goes_on_from_what_the_one_before_left(play: Play) -> None:
+    async with play(at_once=True) as scene:
+        logprobs = np.array([-1, -2, -3], np.float32)
+        tokens, spans = np.array([5, 6, 7], np.int32), ((2, 1), (3, 2))
+        begun = Completion(tokens, logprobs, spans, Finish.PARTIAL)
+        prompt = scene.worker.tokenizer.prompt({"prompt": "s21="}).tokens
+        task = common_pb2.TaskRef(task_id="t0", attempt=1)
+        await scene.controller.leave_partial(partial_group(task, prompt, [begun, None]))
+        lease = scene.controller.lease("t0", attempt=2)
+        await until(lambda: lease in scene.controller.groups)
+        (request,) = scene.engine.requests
+        first, second = request.prefixes
+        assert second is None and first is not None
+        assert (first.tokens.tolist(), first.versions) == ([5, 6, 7], spans)
+        np.testing.assert_array_equal(first.logprobs, logprobs)
+        assert scene.worker.reports.message().gauges["continued_tokens"] == 3
 
 
 async def test_an_evaluation_task_is_one_greedy_completion(play: Play) -> None:

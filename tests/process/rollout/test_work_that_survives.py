@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +19,16 @@ from paceline.dataset.data_order import task_seed
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.payloads.store import partial_ref
 from paceline.rpc.auth import TOKEN_VARIABLE, own_token
-from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
+from paceline.v1 import rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.main import RolloutWorker
-from rollout_worker.tasks.partial_rollouts import GROWTH, partial_group, prefixes_of
+from rollout_worker.tasks.partial_rollouts import GROWTH, prefixes_of
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.patience import patient
 from testbed.tiny_model import make_endless_model
 from testbed.workers.fake_workers import FakePolicy
-from tests.fakes.engine import FakeEngine
 from tests.fakes.rollout_controller import RolloutController
 from tests.fixtures.engines import Reference, needs_vllm
 
@@ -177,18 +176,7 @@ def sample_of(completion: rollout_pb2.Completion) -> Completion:
     )
 
 
-# -- the worker's side, with a controller in the test ----------------------------------------------
-
-
-class Scene:
-    def __init__(self, controller: RolloutController, worker: RolloutWorker) -> None:
-        self.controller, self.worker = controller, worker
-        self.ended = asyncio.create_task(worker.run())
-
-
-@pytest.fixture
-async def scene(model: Path) -> AsyncIterator[Scene]:
-    """A worker of the real engine that makes 400 tokens and serves version 3."""
+async def test_a_worker_that_leaves_hands_back_the_newest_of_its_work(model: Path) -> None:
     controller = RolloutController()
     address = await controller.start()
     config = Config.model_validate(
@@ -199,54 +187,25 @@ async def scene(model: Path) -> AsyncIterator[Scene]:
             "rollout": {"group_size": 2, "max_tokens": 400},
         }
     )
-    scene = Scene(controller, RolloutWorker(config, [address], "rollout-0", "127.0.0.1"))
+    worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
+    ended = asyncio.create_task(worker.run())
     try:
-        await loaded(scene.worker, model, 3)
-        yield scene
+        await loaded(worker, model, 3)
+        task = controller.lease("t0")
+        await until(lambda: worker.engine.stats().tokens > 32)
+        worker.lifecycle.stop()
+        await asyncio.wait_for(ended, 60)
+        left = await controller.partial("t0")
     finally:
-        scene.worker.lifecycle.stop()
-        await asyncio.wait([scene.ended], timeout=patient(60))
+        worker.lifecycle.stop()
+        await asyncio.wait([ended], timeout=patient(60))
         await controller.close()
-
-
-async def test_a_worker_that_leaves_hands_back_the_newest_of_its_work(
-    scene: Scene, model: Path
-) -> None:
-    controller = scene.controller
-    task = controller.lease("t0")
-    await until(lambda: scene.worker.engine.stats().tokens > 32)
-    scene.worker.lifecycle.stop()
-    await asyncio.wait_for(scene.ended, 60)
     assert controller.returns[task].kind == rollout_pb2.RETURN_KIND_HAND_BACK
-    left = await controller.partial("t0")
-    made = scene.worker.engine.stats().tokens
+    made = worker.engine.stats().tokens
     assert sum(len(c.tokens) // 4 for c in left.completions) == made, "to the last token"
     prompt = np.frombuffer(left.prompt_tokens, "<i4")
     lease = rollout_pb2.Lease(group_size=2)
-    samples = prefixes_of(left, lease, prompt, max_tokens=400, version=3)
-    for sample in samples:
+    for sample in prefixes_of(left, lease, prompt, max_tokens=400, version=3):
         assert sample is not None
         expected = Reference(model).logprobs(prompt.tolist(), sample)
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
-
-
-async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) -> None:
-    engine = scene.worker.producer.engine = FakeEngine()
-    await engine.load_weights(3, {})
-    begun = sample([5, 6, 7], [(2, 1), (3, 2)])
-    prompt = scene.worker.tokenizer.prompt({"prompt": "s21="}).tokens
-    task = common_pb2.TaskRef(task_id="t0", attempt=1)
-    await scene.controller.leave_partial(partial_group(task, prompt, [begun, None]))
-    lease = scene.controller.lease("t0", attempt=2)
-    await until(lambda: lease in scene.controller.groups)
-    (request,) = engine.requests
-    first, second = request.prefixes
-    assert second is None and first is not None
-    assert (first.tokens.tolist(), first.versions) == ([5, 6, 7], ((2, 1), (3, 2)))
-    np.testing.assert_array_equal(first.logprobs, begun.logprobs)
-    assert scene.worker.reports.message().gauges["continued_tokens"] == 3
-
-
-def sample(tokens: list[int], versions: list[tuple[int, int]]) -> Completion:
-    logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return Completion(np.array(tokens, np.int32), logprobs, tuple(versions), Finish.PARTIAL)
