@@ -112,10 +112,6 @@ async def test_completions_are_handed_out_as_they_were_written(leader: httpx.Asy
     assert (await get(leader, "groups?step=1"))["total"] == 4
 
 
-async def test_a_group_whose_samples_are_gone_is_said_to_be(leader: httpx.AsyncClient) -> None:
-    assert_problem(await leader.get("/api/v1/groups/t99999999"), 404, "no group")
-
-
 async def test_dropped_groups_are_shown_with_their_reason(
     leader: httpx.AsyncClient, standby: httpx.AsyncClient
 ) -> None:
@@ -288,6 +284,7 @@ async def test_every_refusal_is_problem_details(
     assert_problem(await leader.get("/nothing"), 404)
     assert_problem(await leader.get("/static/../app.py"), 404)
     assert_problem(await leader.get("/api/v1/workers/nobody"), 404, "nobody")
+    assert_problem(await leader.get("/api/v1/groups/t99999999"), 404, "no group")
     assert_problem(await leader.delete("/api/v1/run", headers=headers), 405)
     assert_problem(await leader.get("/api/v1/metrics?points=1"), 422, "points")
     assert_problem(await leader.get("/api/v1/groups?min_reward=nan"), 422, "min_reward")

@@ -47,13 +47,6 @@ def test_a_standby_sends_on_what_is_valid_and_refuses_the_rest(
             assert seen <= ({307} if valid else {307, 400, 404, 405, 413, 422}), operation.path
 
 
-def test_without_the_token_every_write_is_refused(served: Controllers) -> None:
-    for operation in operations(rest_url(served)):
-        if operation.method not in READS:
-            seen = check(operation, schemathesis.GenerationMode.POSITIVE, {}, FEWER)
-            assert seen == {401}, operation.path
-
-
 def check(operation: Any, mode: Any, headers: dict[str, str], examples: int) -> set[int]:
     """The status codes of the answers, all of them as the description has it."""
     checks = [

@@ -234,15 +234,6 @@ def test_a_hub_that_does_not_answer_is_named_with_the_process_that_asks_it() -> 
     assert "p0 (host b, pid 800)" in found.because and "HF_ENDPOINT" in found.remedy
 
 
-def test_a_role_without_any_process_is_named() -> None:
-    run = fleet(step_open=False)
-    run.die("r0")
-    run.die("r1")
-    found = diagnose(evidence(run, since_commit_s=60.0))
-    assert_names(found, "r1")
-    assert "dead" in found.because and "paceline logs" in found.remedy
-
-
 def test_a_standby_names_a_stopped_leader_and_when_it_takes_over() -> None:
     lease = LeaseEvidence("controller-0", "b", 70, left_s=0.6, silent_s=0.4, kernel=STOPPED)
     found = diagnose(Evidence(fleet().state, LIMITS, "controller-1", leads=False, lease=lease))

@@ -24,8 +24,6 @@ def as_journalled(event: ev.Event) -> dict[str, Any]:
             if how is not DeathCause.REPLACED
         ),
         *((ev.MeshBroken(1, why), True) for why in MeshEnd if why is not MeshEnd.MEMBERSHIP),
-        (ev.TermBegun(2, "controller-1", 1.0, failover=True), True),
-        (ev.TermBegun(1, "controller-0", 1.0), False),
     ],
 )
 def test_of_a_fault_it_is_said_how_it_was_noticed(event: ev.Event, noticed: bool) -> None:

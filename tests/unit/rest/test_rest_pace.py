@@ -14,20 +14,12 @@ from controller.rest.data_flow import STALLED_S, StepRate
 from tests.fixtures.ledgers import Driven
 
 
-def controller_of(run: Driven, suspects: set[str]) -> Any:
-    liveness = SimpleNamespace(suspect=lambda worker_id, _: worker_id in suspects)
-    leader = SimpleNamespace(trouble="", liveness=liveness)
-    train = SimpleNamespace(max_staleness=1, groups_per_step=4, steps=10)
-    config = SimpleNamespace(train=train)
-    projector = Projector(Path("run"), inline=True)
-    context = SimpleNamespace(projector=projector)
-    return SimpleNamespace(leader=leader, state=run.state, config=config, context=context)
-
-
 async def test_an_interruption_says_nothing_of_the_time_left() -> None:
-    run = Driven()
-    controller = controller_of(run, set())
-    projector, rate = controller.context.projector, StepRate(controller)
+    run, projector = Driven(), Projector(Path("run"), inline=True)
+    config = SimpleNamespace(train=SimpleNamespace(steps=10))
+    context = SimpleNamespace(projector=projector)
+    controller: Any = SimpleNamespace(state=run.state, config=config, context=context)
+    rate = StepRate(controller)
 
     def commit(step: int, t: float, step_s: float) -> None:
         metrics = {"reward_mean": 0.5, "step_s": step_s}
