@@ -10,7 +10,6 @@ from starlette.staticfiles import StaticFiles
 from controller.replicated_controller import Controller
 from controller.rest import commands, queries
 from controller.rest.auth import OPEN_PATHS, RestAuth
-from controller.rest.data_flow import StepRate
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.schemas import Problem, ProblemModel, answer_problems, documented
 from controller.status import trouble_of
@@ -29,7 +28,6 @@ class Rest:
 
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller
-        self.rate = StepRate(controller)
         self.api = self._api()
         self.asgi = RestAuth(
             self.api,
@@ -65,9 +63,9 @@ class Rest:
             redirect_slashes=False,
         )
         answer_problems(api)
-        api.include_router(queries.router(controller, self.rate))
+        api.include_router(queries.router(controller))
         commands.install(api, controller)
-        exposition = PrometheusMetrics(controller, self.rate)
+        exposition = PrometheusMetrics(controller)
 
         @api.get("/healthz", summary="Liveness of the process", tags=["probes"])
         async def healthz() -> dict[str, str]:
@@ -95,7 +93,7 @@ class Rest:
             },
         )
         async def metrics() -> Response:
-            await self.rate.refresh()
+            await controller.context.projector.look()
             return Response(exposition.text(), media_type=PrometheusMetrics.content_type)
 
         @api.get("/", include_in_schema=False)

@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -23,50 +23,40 @@ STALLED_STEPS = 5.0
 STALLED_S = 5.0  # A run has stalled after so many usual steps and so many seconds without a commit
 
 
-@dataclass(slots=True)
-class StepRate:
-    """Rate of one run by its newest steps, as of the last ``refresh``."""
-
-    controller: Controller
-
-    async def refresh(self) -> None:
-        await self.controller.context.projector.look()
-
-    @property
-    def time_left_s(self) -> float | None:
-        """Until the run's last step, by the median of the newest; None: unknown, or the run is
-        over."""
-        state = self.controller.state
-        if state.ended:
-            return None
-        total = state.run_spec.steps if state.run_spec else self.controller.config.train.steps or 0
-        return seconds_left(self._step_s(), state.versions.step, total)
-
-    @property
-    def last_commit_t(self) -> float | None:
-        """Unix seconds; None: no commit is known."""
-        rows = self._rows()
-        return float(rows[-1]["t"]) if rows else None
-
-    @property
-    def stalled_s(self) -> float:
-        """Time since the last commit if that is far longer than a step; else 0."""
-        rows, usual = self._rows(), self._step_s()
-        # If the glance is behind this controller's ledger, the newest commit is younger.
-        behind = bool(rows) and rows[-1]["step"] < self.controller.state.versions.step
-        if not usual or behind or self.controller.state.ended:
-            return 0.0
-        since_s = time.time() - float(rows[-1]["t"])
-        return since_s if since_s > max(STALLED_S, STALLED_STEPS * median(usual)) else 0.0
-
-    def _rows(self) -> Sequence[Mapping[str, Any]]:
-        return self.controller.context.projector.glance.steps
-
-    def _step_s(self) -> list[float]:
-        return [row["step_s"] for row in self._rows() if row.get("step_s") is not None]
+def time_left_s(controller: Controller) -> float | None:
+    """Until the run's last step, by the median of the newest; None: unknown, or the run is over. As
+    of the projector's last glance, like the other two."""
+    state = controller.state
+    if state.ended:
+        return None
+    total = state.run_spec.steps if state.run_spec else controller.config.train.steps or 0
+    return seconds_left(_step_s(controller), state.versions.step, total)
 
 
-def flow(controller: Controller, redactor: Redactor, stalled_s: float) -> dict[str, Any]:
+def last_commit_t(controller: Controller) -> float | None:
+    """Unix seconds; None: no commit is known."""
+    rows = controller.context.projector.glance.steps
+    return float(rows[-1]["t"]) if rows else None
+
+
+def stalled_s(controller: Controller) -> float:
+    """Time since the last commit if that is far longer than a step; else 0."""
+    rows, usual = controller.context.projector.glance.steps, _step_s(controller)
+    # If the glance is behind this controller's ledger, the newest commit is younger.
+    behind = bool(rows) and rows[-1]["step"] < controller.state.versions.step
+    if not usual or behind or controller.state.ended:
+        return 0.0
+    since_s = time.time() - float(rows[-1]["t"])
+    late = since_s > max(STALLED_S, STALLED_STEPS * median(usual))
+    return round(since_s, 3) if late else 0.0
+
+
+def _step_s(controller: Controller) -> list[float]:
+    rows = controller.context.projector.glance.steps
+    return [row["step_s"] for row in rows if row.get("step_s") is not None]
+
+
+def flow(controller: Controller, redactor: Redactor) -> dict[str, Any]:
     state = controller.state
     metrics = state.steps.metrics
     steps = dict.fromkeys(state.tasks.ready, 0)
@@ -79,7 +69,7 @@ def flow(controller: Controller, redactor: Redactor, stalled_s: float) -> dict[s
     rules = spec if spec is not None else config.train
     return {
         "bottleneck": redactor.text(headline(controller)),
-        "stalled_s": round(stalled_s, 3),  # if this is not 0, the rates are old
+        "stalled_s": stalled_s(controller),  # if this is not 0, the rates are old
         "tasks": asdict(views.counts(state)),
         # Groups that are ready or in a step, by the staleness of their oldest token.
         "staleness": {str(age): staleness[age] for age in sorted(staleness)},

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from controller.ledger.step_metrics import token_ages_of
 from controller.replicated_controller import Controller
-from controller.rest.data_flow import StepRate
+from controller.rest.data_flow import last_commit_t
 from controller.status import StatusView, status_of, status_view
 from paceline.v1 import admin_pb2, common_pb2
 
@@ -65,9 +65,8 @@ RENAMED = {
 class PrometheusMetrics(Collector):
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, controller: Controller, rate: StepRate | None = None) -> None:
+    def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._rate = rate
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -81,7 +80,7 @@ class PrometheusMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         controller, state = self._controller, self._controller.state
         view = status_view(controller)
-        committed_t = self._rate.last_commit_t if self._rate is not None else None
+        committed_t = last_commit_t(controller)
         yield _metric("leader", "1 if this controller leads", controller.leader is not None)
         yield _metric("term", "Term of leadership, as this controller knows it", view.term)
         yield _metric("step", "Committed steps on the surviving line", view.step)

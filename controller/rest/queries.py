@@ -17,7 +17,7 @@ from controller.export.group_content import GroupGone, stored_group, stored_grou
 from controller.ledger import views
 from controller.replicated_controller import Controller
 from controller.rest import schemas
-from controller.rest.data_flow import StepRate, flow, workers_by_pool
+from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_pool
 from controller.rest.schemas import Problem, documented
 from controller.status import controllers_of, status_of, status_view
 from paceline.observe.event_history import Key, SavedCheckpoint, position_key
@@ -66,7 +66,7 @@ def parse_id(text: str) -> Key | None:
     return position_key(position), int(number) if number else 1 << 62
 
 
-def router(controller: Controller, rate: StepRate) -> APIRouter:
+def router(controller: Controller) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 500, 503))
     redactor = Redactor(controller.run_dir)
     projector = controller.context.projector
@@ -80,8 +80,8 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
 
     @routes.get("/run", summary="State of the run", tags=["run"])
     async def run() -> schemas.RunReply:
-        await rate.refresh()
-        return run_of(controller, redactor, rate)
+        await projector.look()
+        return run_of(controller, redactor)
 
     @routes.get(
         "/workers",
@@ -168,8 +168,8 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
 
     @routes.get("/flow", summary="Rates, staleness and the bottleneck", tags=["flow"])
     async def flow_now() -> dict[str, Any]:
-        await rate.refresh()
-        return flow(controller, redactor, rate.stalled_s)
+        await projector.look()
+        return flow(controller, redactor)
 
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
@@ -271,7 +271,7 @@ def router(controller: Controller, rate: StepRate) -> APIRouter:
     return routes
 
 
-def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schemas.RunReply:
+def run_of(controller: Controller, redactor: Redactor) -> schemas.RunReply:
     state, view, leader = controller.state, status_view(controller), controller.leader
     proposal = leader.proposal if leader is not None else None
     return schemas.RunReply(
@@ -287,8 +287,8 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         ],
         served_by=controller.identity.controller_id,
         bottleneck=redactor.text(headline(controller)),
-        time_left_s=rate.time_left_s,
-        stalled_s=round(rate.stalled_s, 3),
+        time_left_s=time_left_s(controller),
+        stalled_s=stalled_s(controller),
         proposed=proposal.desired if proposal is not None else {},
         proposed_why=proposal.why if proposal is not None else "",
         provider_trouble=redactor.text(leader.provider_trouble)[:500] if leader else "",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.projector import Projector
-from controller.rest.data_flow import STALLED_S, StepRate
+from controller.rest.data_flow import STALLED_S, last_commit_t, stalled_s, time_left_s
 from tests.fixtures.ledgers import Driven
 
 
@@ -19,7 +19,6 @@ async def test_an_interruption_says_nothing_of_the_time_left() -> None:
     config = SimpleNamespace(train=SimpleNamespace(steps=10))
     context = SimpleNamespace(projector=projector)
     controller: Any = SimpleNamespace(state=run.state, config=config, context=context)
-    rate = StepRate(controller)
 
     def commit(step: int, t: float, step_s: float) -> None:
         metrics = {"reward_mean": 0.5, "step_s": step_s}
@@ -32,21 +31,25 @@ async def test_an_interruption_says_nothing_of_the_time_left() -> None:
 
     positions: list[str] = []
 
-    await rate.refresh()
-    assert rate.time_left_s is None and rate.last_commit_t is None and rate.stalled_s == 0
+    await projector.look()
+    assert (
+        time_left_s(controller) is None
+        and last_commit_t(controller) is None
+        and stalled_s(controller) == 0
+    )
     now = time.time()
     for step, seconds in ((1, 2.0), (2, 2.0), (3, 30_000.0), (4, 2.5), (5, 99.0)):
         commit(step, now - 20 + step, seconds)
     post(now - 15, {"type": "RolledBack", "step": 4, "from_step": 5, "version": 6, "text": "x"})
     run.state.versions.step = 4
-    await rate.refresh()
+    await projector.look()
     # Step 3 waited out a night.
-    assert rate.time_left_s == pytest.approx(6 * 2.25)
-    assert rate.last_commit_t == now - 16
-    assert 16 <= rate.stalled_s < 60
+    assert time_left_s(controller) == pytest.approx(6 * 2.25)
+    assert last_commit_t(controller) == now - 16
+    assert 16 <= stalled_s(controller) < 60
     run.state.versions.step = 6
-    assert rate.stalled_s == 0, "files that are behind were taken for a run that stands"
+    assert stalled_s(controller) == 0, "files that are behind were taken for a run that stands"
     run.state.versions.step = 5
     commit(5, now, STALLED_S)
-    await rate.refresh()
-    assert rate.stalled_s == 0
+    await projector.look()
+    assert stalled_s(controller) == 0
