@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 from controller.fleet.flow_shares import FlowShares
 from controller.leader import Leader
@@ -85,16 +86,15 @@ class Bottleneck:
 _STARVED = "Trainers are starved ({share:.0%} of a step spent waiting)"
 _SENTENCES = {
     BottleneckKind.TRAINERS: (
-        "Rollout workers wait for the trainers, which compute {compute} of a step of {step}: "
+        "Rollout workers wait for the trainers, which compute {compute_s} of a step of {step_s}: "
         "groups for the next steps are ready. Add policy replicas (now {p.policies}); more rollout "
         "workers would not help."
     ),
     BottleneckKind.GENERATION: (
-        f"{_STARVED}: {{s.occupancy:.0%}} of the engines' slots are in use. Add rollout workers "
-        "(now {p.rollouts})."
+        f"{_STARVED}, and rollout workers are at work. Add rollout workers (now {{p.rollouts}})."
     ),
     BottleneckKind.REWARDS: (
-        f"{_STARVED}: the rewards take {{reward}} a group, and {{s.scoring:.1f}} times as many "
+        f"{_STARVED}: the rewards take {{reward_s}} a group, and {{s.scoring:.1f}} times as many "
         "groups wait for them as can be scored at once. Raise reward.processes (now "
         "{p.reward_processes}) or make the rewards faster; more rollout workers help only because "
         "each brings reward processes of its own."
@@ -105,60 +105,42 @@ _SENTENCES = {
         "rollout workers would not help."
     ),
     BottleneckKind.STALENESS: (
-        f"{_STARVED}, though {{free:.0%}} of the engines' slots are free: as many groups are in "
-        "flight as a staleness of {p.max_staleness} allows, and a group takes {way} ({reward} of "
-        "it in rewards). Raise train.max_staleness to {for_way}, or shorten the rewards; more "
-        "rollout workers would not help."
+        f"{_STARVED}: as many groups are in flight as a staleness of {{p.max_staleness}} allows, "
+        "and a group takes {way_s}{of_it}. Raise train.max_staleness to {for_way}; more rollout "
+        "workers would not help."
     ),
     BottleneckKind.CONTROLLER: (
-        "The controller is slow: an append to the journal takes {append}, a lease {lease}, and "
+        "The controller is slow: an append to the journal takes {append_s}, a lease {lease_s}, and "
         "trainers wait {waits:.0%} of a step for groups and commits. Bring Redis nearer to the "
         "controllers, or give both faster disks and a core of their own; more workers would not "
         "help."
     ),
     BottleneckKind.WEIGHTS: (
         f"{_STARVED}: engines wait for weights {{s.lagging:.0%}} of the time, and a transfer takes "
-        "{transfer}. Raise train.max_staleness (now {p.max_staleness}) to {for_transfer}, or give "
-        "the weights a faster network; more workers would not help."
+        "{transfer_s}. Raise train.max_staleness (now {p.max_staleness}) to {for_transfer}, or "
+        "give the weights a faster network; more workers would not help."
     ),
     BottleneckKind.NONE: "Trainers and rollout workers keep pace.",
 }
-_RECORDED = {
-    BottleneckKind.GENERATION: (
-        f"{_STARVED}: rollout workers tokenise rows no faster. Add rollout workers (now "
-        "{p.rollouts})."
-    ),
-    BottleneckKind.STALENESS: (
-        f"{_STARVED}: as many rows are prepared as a staleness of {{p.max_staleness}} allows. "
-        "Raise train.max_staleness to {for_wait}; more rollout workers would not help."
-    ),
-}
-"""Sentences for recorded data, which differ."""
 
 
 def bottleneck_of(pace: Pace) -> Bottleneck:
     starved = min(1.0, pace.wait_s / pace.step_s) if pace.step_s > 0 else 0.0
     kind = _kind(pace, starved)
-    text = (_SENTENCES | _RECORDED if pace.recorded else _SENTENCES)[kind]
-    way_s = pace.generate_s + pace.reward_s
-    words = {
+    # Rows of recorded data are neither generated nor rewarded.
+    way_s = pace.wait_s if pace.recorded else pace.generate_s + pace.reward_s
+    times = {f.name: getattr(pace, f.name) for f in fields(pace) if f.name.endswith("_s")}
+    words: dict[str, Any] = {name: _s(value) for name, value in {**times, "way_s": way_s}.items()}
+    words |= {
         "share": starved,
-        "compute": _s(pace.compute_s),
-        "step": _s(pace.step_s),
-        "reward": _s(pace.reward_s),
-        "append": _s(pace.append_s),
-        "lease": _s(pace.lease_s),
-        "transfer": _s(pace.transfer_s),
-        "way": _s(way_s),
-        "free": 1 - pace.shares.occupancy,
+        "of_it": f" ({_s(pace.reward_s)} of it in rewards)" if pace.reward_s else "",
         "scorer": scorer_of(pace.scorer) if pace.scorer else "",
         "more_scorers": pace.scorers + 1,
         "waits": min(1.0, (pace.wait_s + pace.commit_s) / (pace.step_s or math.inf)),
         "for_way": staleness_for(pace, way_s),
         "for_transfer": staleness_for(pace, way_s + pace.transfer_s),
-        "for_wait": staleness_for(pace, pace.wait_s),
     }
-    return Bottleneck(kind, text.format(p=pace, s=pace.shares, **words))
+    return Bottleneck(kind, _SENTENCES[kind].format(p=pace, s=pace.shares, **words))
 
 
 def _kind(pace: Pace, starved: float) -> BottleneckKind:

@@ -97,7 +97,7 @@ OF_RECORDED: dict[str, tuple[Pace, BottleneckKind, str]] = {
     "nothing ahead": (
         replace(RECORDED, max_staleness=0),
         BottleneckKind.STALENESS,
-        "as a staleness of 0 allows. Raise train.max_staleness to",
+        "as a staleness of 0 allows",
     ),
     "journal": (replace(RECORDED, append_s=0.3), BottleneckKind.CONTROLLER, "Redis"),
     "unsent": (
