@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.observe.progress import WIDTH, Progress, duration
-from paceline.observe.summary import TIME_SPLIT
+from paceline.observe.runs import TIME_SPLIT
 from paceline.redis.client import remedy_of
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.terminal import printable, short, table

@@ -21,8 +21,7 @@ import tomli_w
 from paceline.errors import BadInput, UserError
 from paceline.observe.fleet_file import FleetRecord
 from paceline.observe.projection import Projection
-from paceline.observe.runs import is_run, is_running, read_run
-from paceline.observe.summary import read_summary
+from paceline.observe.runs import is_run, is_running, read_run, read_summary
 from paceline.process.user_code import python_module
 from paceline_launcher.cli.common import ANSWER_LIMIT_S, Target
 
@@ -128,7 +127,7 @@ class RunHandle:
 
     def status(self) -> dict[str, Any]:
         """Every process, the leader, its step and queue, as `paceline status --json` has them."""
-        from paceline.observe.event_follower import leader_status
+        from paceline.observe.run_watcher import leader_status
         from paceline.rpc.grpc_channel import as_dict
 
         return as_dict(self._ask(lambda control: leader_status(control, ANSWER_LIMIT_S)))
@@ -174,7 +173,7 @@ class RunHandle:
 
     def follow(self) -> Iterator[dict[str, Any]]:
         """Yields events from the first one on, as they happen, until the run is over."""
-        from paceline.observe.event_follower import follow_events
+        from paceline.observe.run_watcher import follow_events
 
         async def pump(control: ControlPlane) -> None:
             async for _, event in follow_events(control):
@@ -266,7 +265,7 @@ class RunHandle:
         return str(reply.message)
 
     def _await_start(self) -> None:
-        from paceline.observe.event_follower import answers
+        from paceline.observe.run_watcher import answers
 
         assert self._process is not None
         while self._process.poll() is None:

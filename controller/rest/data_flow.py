@@ -16,7 +16,7 @@ from controller.ledger.views import staleness_of
 from controller.replicated_controller import Controller
 from paceline.observe.progress import seconds_left
 from paceline.observe.redaction import Redactor
-from paceline.observe.summary import TIME_SPLIT
+from paceline.observe.runs import TIME_SPLIT
 from paceline.worker_pools import in_order
 
 STALLED_STEPS = 5.0

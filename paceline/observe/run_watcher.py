@@ -1,4 +1,4 @@
-"""Polling view of a running fleet, across failovers, until the run is over.
+"""Running fleet as its controllers tell of it, across failovers, until the run is over.
 
 GetStatus, periodically ────►┐
 events, as they happen ─────►┼──► RunPicture ──► live table, plain lines, or JSON
@@ -7,27 +7,101 @@ run files or REST, once ────►┘    (the past of the run)
 
 import asyncio
 import contextlib
+import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.event_follower import GONE_S, answers, follow_events
+import grpc.aio
+
 from paceline.observe.event_history import ENDS, is_listed, text_of
 from paceline.observe.progress import Progress
 from paceline.observe.projection import Projection
-from paceline.observe.summary import read_summary
+from paceline.observe.runs import read_summary
 from paceline.observe.vocabulary import EventType
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
 from paceline.v1 import admin_pb2
+
+IDLE_S = 30.0  # After so long without a message, another controller is asked
+GONE_S = 60.0  # After so long without an answer, the controllers are considered gone
+FAREWELL_S = 2.0  # GONE_S once the run is over
+LEADER_S = 0.5  # Time limit for the leader, if another controller has answered already
+START = "0-0"
 
 FIRST_ANSWER_S = 5.0
 ANSWER_S = 2.0
 EVENTS_KEPT = 8
 MOST_ROWS = 1000
 LOOK_BACK_S = 60.0  # Without run files and REST, the journal is read from so long ago
+
+
+async def follow_events(
+    control: ControlPlane, after: str = "", *, gone_s: float = GONE_S
+) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Yields (journal position, event record) after ``after``, as events happen. Returns once the
+    run is over and no controller is left. Raises ControlPlaneUnavailable if no controller answers
+    for ``gone_s`` seconds before that."""
+    over = False
+    seen = 0  # events of the entry after ``after``: a new request repeats the entry from its start
+    while True:
+        request = admin_pb2.WatchRequest(after=after, follow=True)
+        skip, seen = seen, 0
+        limit_s = min(gone_s, FAREWELL_S) if over else gone_s
+        try:
+            records = control.stream(
+                "AdminService.WatchEvents", request, idle_s=IDLE_S, timeout_s=limit_s
+            )
+            async with aclosing(records):
+                async for record in records:
+                    seen = seen + 1 if record.position == (after or START) else 0
+                    after = record.position
+                    if skip:
+                        skip -= 1
+                        continue
+                    event = json.loads(record.json)
+                    yield after, event
+                    if event.get("type") in ENDS and not over:
+                        over = True
+                        break
+                else:
+                    return
+        except ControlPlaneUnavailable:
+            if over:
+                return
+            # The time limit counts from the newest event, and a paused run has none.
+            await control.call(
+                "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=gone_s
+            )
+
+
+async def leader_status(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply:
+    """The run's status from its leader, which alone has heartbeats and gauges; from another
+    controller if the leader cannot be reached. Raises ControlPlaneUnavailable and
+    RequestRefused."""
+    request = admin_pb2.StatusRequest()
+    found: admin_pb2.StatusReply = await control.call(
+        "AdminService.GetStatus", request, timeout_s=timeout_s
+    )
+    leader = next((c.address for c in found.controllers if c.state == "leader"), "")
+    if leader not in ("", control.address):
+        ask = control.bind(leader, "AdminService.GetStatus")
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            own = await ask(request, timeout=LEADER_S, metadata=control.metadata)
+            found = own if own.term >= found.term else found
+    return found
+
+
+async def answers(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply | None:
+    """The run's status; None if no controller answers in time. Raises RequestRefused."""
+    try:
+        async with asyncio.timeout(timeout_s + LEADER_S + 1.0):
+            return await leader_status(control, timeout_s)
+    except (ControlPlaneUnavailable, TimeoutError):
+        return None
 
 
 @dataclass(slots=True)
@@ -129,8 +203,7 @@ async def _follow(
 ) -> None:
     # The status poll reports controllers that are gone or refuse.
     with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
-        async for position, event in follow_events(control, picture.reached):
-            picture.reached = position
+        async for _, event in follow_events(control, picture.reached):
             if (text := picture.take(event)) is not None:
                 note(text, float(event["at"]))
 

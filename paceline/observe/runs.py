@@ -1,9 +1,16 @@
-"""Runs in a directory tree and their results, from their files."""
+"""Results of runs: ``summary.json``, for success and failure, and the runs in a directory tree.
 
+Means and rates of a summary come from the run files; samples and faults come from a replay of the
+journal. A figure that could not be measured is null, never a guess.
+"""
+
+import contextlib
 import json
+import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +18,145 @@ from paceline.config.changes import flat_settings
 from paceline.masking import masked_settings
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import DamagedFile
-from paceline.observe.summary import read_summary, summarise
-from paceline.process.files import NotOurs
+from paceline.process.files import NotOurs, replace_file
 
+FIRST_LAST = 5
+TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
 DEPTH = 3
 MARKS = ("summary.json", "events.jsonl", "config.toml")
 """A directory with one of these files is a run directory."""
+
+
+def summarise(
+    run: Projection,
+    *,
+    status: str,
+    reason: str = "",
+    wall_s: float | None = None,
+    group_size: int = 1,
+    counts: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
+    faults: Mapping[str, Any] | None = None,
+    export: str | None = None,
+) -> dict[str, Any]:
+    """The fields of summary.json. ``status``: finished, failed or interrupted. ``counts``,
+    ``problems`` and ``faults``: those of the replayed journal; ``counts`` and ``faults`` are None
+    if it could not be read."""
+
+    def column(name: str) -> list[float]:
+        return [value for _, value in run.metrics.column(name)]
+
+    checkpoints, best = run.history.checkpoints, run.history.best
+    rewards = column("reward_mean")
+    # Recorded data has a held-out loss in the place of a reward.
+    scores = [row.get("eval_loss", row["eval_reward_mean"]) for row in run.evals]
+    scored = [
+        (row, score) for row, score in zip(run.evals, scores, strict=True) if score is not None
+    ]
+
+    def counted(name: str, times: int = 1) -> int | None:
+        return None if counts is None else int(counts.get(name, 0)) * times
+
+    return {
+        "status": status,
+        "reason": reason,
+        "steps": run.history.step,
+        "checkpoint_step": checkpoints[-1].step if checkpoints else 0,
+        "reward_first5": _mean(rewards[:FIRST_LAST]),
+        "reward_last5": _mean(rewards[-FIRST_LAST:]),
+        "eval_first": scored[0][1] if scored else None,
+        "eval_last": scored[-1][1] if scored else None,
+        "eval_sets": _newest_of_sets(run.evals),
+        "eval_last_count": scored[-1][0]["eval_count"] if scored else None,
+        "best_checkpoint_step": best.step if best else None,
+        "best_checkpoint_eval": best.reward_mean if best else None,
+        "evals_without_scores": sum(not _has_score(row) for row in run.evals),
+        "samples_trained": counted("trained", group_size),
+        "groups_dropped": None if counts is None else dict(counts.get("dropped", {})),
+        "prompts_truncated": int(sum(column("prompts_truncated"))),
+        "samples_lost": counted("lost", group_size),
+        "samples_duplicated": counted("duplicates", group_size),
+        "ledger_ok": None if counts is None else not problems,
+        "ledger_problems": None if counts is None else list(problems),
+        "max_staleness": max(column("staleness_max"), default=None),
+        "late_share": _mean(column("late_share")),
+        "masked_share": _mean(column("masked_share")),
+        "dropped_share": _mean(column("dropped_share")),
+        "ess": _mean(column("ess")),
+        "samples_per_s": _rate(run, "samples"),
+        "tokens_per_s": _rate(run, "tokens"),
+        "controller_failovers": counted("failovers"),
+        "mesh_rebuilds": counted("mesh_rebuilds"),
+        "rollbacks": counted("rollbacks"),
+        "faults": None if faults is None else dict(faults),
+        "logprob_gap_max": max(column("logprob_gap_max"), default=None),
+        "logprob_gap_fresh_max": max(column("logprob_gap_fresh_max"), default=None),
+        "time_split_s": {
+            name: _mean(values) for name in TIME_SPLIT if (values := column(f"time_{name}_s"))
+        },
+        "wall_s": None if wall_s is None else round(wall_s, 3),
+        "export": export,
+    }
+
+
+def _newest_of_sets(evals: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By evaluation set: step and metrics of its newest evaluation."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in evals:
+        for name in [column[5:-7] for column in row if column.endswith("/reward")]:
+            head = f"eval_{name}/"
+            metrics = {c.removeprefix(head): v for c, v in row.items() if c.startswith(head)}
+            found[name] = {"step": row["step"], **metrics}
+    return found
+
+
+def _has_score(row: Mapping[str, Any]) -> bool:
+    """Return True if any set of the round has a reward, or recorded data a loss. A round may
+    lack the set that ranks checkpoints."""
+    scores = [value for name, value in row.items() if name.endswith("/reward")]
+    scores += [row.get("eval_loss"), row["eval_reward_mean"]]
+    return any(value is not None for value in scores)
+
+
+def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
+    replace_file(run_dir / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+
+
+def read_summary(run_dir: Path) -> dict[str, Any] | None:
+    """The summary in ``run_dir``; None if there is none."""
+    try:
+        value = json.loads((run_dir / "summary.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def can_extend(summary: Mapping[str, Any] | None, steps: Callable[[], int]) -> bool:
+    """Return True if the run ended with its last step, and may go on to ``steps``."""
+    if summary is None or summary.get("status") != "finished" or summary.get("reason"):
+        return False
+    return steps() > int(summary.get("steps") or 0)
+
+
+def _rate(run: Projection, name: str) -> float | None:
+    """Units per second between the first commit and the last, without start-up and without the
+    time that a run was stopped before it was resumed."""
+    rows = run.metrics.rows(0, len(run.metrics))
+    if not rows:
+        return None
+    units = elapsed = 0.0
+    for before, row in pairwise(rows):
+        if not any(before["t"] < t <= row["t"] for t in run.history.resumed):
+            units += row.get(name) or 0
+            elapsed += row["t"] - before["t"]
+    if elapsed <= 0:
+        seconds = rows[-1].get("step_s") or 0
+        return (rows[-1].get(name) or 0) / seconds if seconds > 0 else None
+    return units / elapsed
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +192,14 @@ NUMBERS = (
 
 def find_runs(directory: Path) -> list[Run]:
     """Runs in ``directory``, itself included, and below it; the last changed first."""
-    return sorted(map(_read_or_damaged, _places(directory, DEPTH)), key=lambda run: -run.changed)
+    found = []
+    for path in _places(directory, DEPTH):
+        try:
+            found.append(read_run(path))
+        except (DamagedFile, OSError) as error:  # it must not hide the others
+            nothing = dict.fromkeys(NUMBERS)
+            found.append(Run(path.name, path, "damaged", str(error), 0, changed=0.0, **nothing))
+    return sorted(found, key=lambda run: -run.changed)
 
 
 def settings_that_differ(run_dirs: Sequence[Path]) -> dict[str, list[Any]]:
@@ -97,17 +244,11 @@ def read_run(path: Path) -> Run:
         reason=str(summary.get("reason") or ""),
         steps=int(summary.get("steps") or 0),
         changed=max((m.stat().st_mtime for m in _marks(path)), default=0.0),
-        **{name: _number(summary.get(name)) for name in NUMBERS},
+        **{
+            name: float(value) if isinstance(value := summary.get(name), int | float) else None
+            for name in NUMBERS
+        },
     )
-
-
-def _read_or_damaged(path: Path) -> Run:
-    """A run that cannot be read must not hide the others."""
-    try:
-        return read_run(path)
-    except (DamagedFile, OSError) as error:
-        nothing = dict.fromkeys(NUMBERS)
-        return Run(path.name, path, "damaged", str(error), steps=0, changed=0.0, **nothing)
 
 
 def _places(directory: Path, depth: int) -> Iterator[Path]:
@@ -126,7 +267,7 @@ def _places(directory: Path, depth: int) -> Iterator[Path]:
 
 def is_running(path: Path) -> bool:
     """Return True if a process of this machine's fleet, or a controller beside it, is alive."""
-    from paceline.observe.fleet_file import FleetRecord
+    from paceline.observe.fleet_file import FleetRecord, ProcessId
 
     try:
         record = FleetRecord.read(path)
@@ -134,18 +275,9 @@ def is_running(path: Path) -> bool:
         return False  # another user's run is looked at, and nothing is done to it
     if record is not None:
         return record.supervisor.alive() or bool(record.survivors())
-    return any(_is_alive(file) for file in (path / "controllers").glob("*.json"))
-
-
-def _is_alive(file: Path) -> bool:
-    from paceline.observe.fleet_file import ProcessId
-
-    try:
-        found = json.loads(file.read_text())
-        return ProcessId(int(found["pid"]), float(found["started"])).alive()
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    for file in (path / "controllers").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(file.read_text())
+            if ProcessId(int(found["pid"]), float(found["started"])).alive():
+                return True
+    return False

@@ -201,6 +201,6 @@ def _wait(
 
 
 async def _status(control: ControlPlane) -> admin_pb2.StatusReply:
-    from paceline.observe.event_follower import leader_status
+    from paceline.observe.run_watcher import leader_status
 
     return await leader_status(control, ANSWER_LIMIT_S)

@@ -152,7 +152,7 @@ class Target:
 
     def last_known(self) -> str:
         """How the run in ``run_dir`` ended, for a message; empty if it has no summary."""
-        from paceline.observe.summary import read_summary
+        from paceline.observe.runs import read_summary
 
         summary = read_summary(self.run_dir) if self.run_dir is not None else None
         return f"{summary.get('status')} after {summary.get('steps')} steps" if summary else ""

@@ -59,8 +59,8 @@ def events(
         kinds --kind KIND: Only this kind, such as WorkerDied; may be repeated.
         faults: Only warnings and errors.
     """
-    from paceline.observe.event_follower import answers, follow_events
     from paceline.observe.event_history import is_listed
+    from paceline.observe.run_watcher import answers, follow_events
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.v1 import admin_pb2
 

@@ -95,7 +95,7 @@ def find_groups(
 
 
 async def _rest_urls(control: ControlPlane) -> list[str]:
-    from paceline.observe.event_follower import leader_status
+    from paceline.observe.run_watcher import leader_status
 
     status = await leader_status(control, ANSWER_S)
     return [c.rest for c in status.controllers if c.rest and c.state != "silent"]

@@ -39,7 +39,7 @@ def status(*, target: Target, as_json: JsonOption = False) -> None:
 
     Example: paceline status --run-dir runs/demo --json
     """
-    from paceline.observe.event_follower import leader_status
+    from paceline.observe.run_watcher import leader_status
 
     reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
     from paceline.observe.fleet_file import supervisor_gone

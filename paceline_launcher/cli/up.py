@@ -116,7 +116,7 @@ def up(
 
 def steps_to_extend_to(settings: Config, directory: Path) -> int:
     """Steps of a finished run that is given more of them; 0 for any other."""
-    from paceline.observe.summary import can_extend, read_summary
+    from paceline.observe.runs import can_extend, read_summary
     from paceline_launcher.preflight.data import steps_of
 
     summary = read_summary(directory)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
-from paceline.observe.event_follower import leader_status
 from paceline.observe.projection import Projection
-from paceline.observe.summary import summarise, write_summary
+from paceline.observe.run_watcher import leader_status
+from paceline.observe.runs import summarise, write_summary
 from paceline.process.user_code import python_module
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable

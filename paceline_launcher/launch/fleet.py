@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from paceline.config.schema import Config
-from paceline.observe.event_follower import leader_status
 from paceline.observe.fleet_file import FILE, FleetRecord, ProcessId, ProcessRecord
+from paceline.observe.run_watcher import leader_status
 from paceline.providers.base import AT_WORK
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2

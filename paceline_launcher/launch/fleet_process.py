@@ -21,8 +21,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from paceline.observe.event_follower import leader_status
 from paceline.observe.fleet_file import ProcessRecord
+from paceline.observe.run_watcher import leader_status
 from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused

@@ -22,8 +22,8 @@ from typing import Any
 
 from paceline.config.load import load_config
 from paceline.errors import BadInput, Unreachable
-from paceline.observe.event_follower import leader_status
 from paceline.observe.fleet_file import FleetRecord
+from paceline.observe.run_watcher import leader_status
 from paceline.providers.base import AT_WORK
 from paceline.rpc.addresses import address_towards, port_of
 from paceline.rpc.auth import TOKEN_VARIABLE

@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.observe.event_follower import leader_status
 from paceline.observe.event_history import text_of
 from paceline.observe.file_tail import FileTail
+from paceline.observe.run_watcher import leader_status
 from paceline.observe.vocabulary import EventType
 from paceline.redis.client import remedy_of
 from paceline.rpc.auth import dashboard_link

@@ -13,7 +13,7 @@ from paceline.config.sections.training import LENGTHS
 from paceline.errors import BadInput
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import DamagedFile
-from paceline.observe.summary import can_extend, read_summary
+from paceline.observe.runs import can_extend, read_summary
 from paceline_launcher.preflight.data import steps_of
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, skip, warn
 

@@ -41,7 +41,7 @@ def chaos(
     Example: python -m testbed.faults.chaos --run-dir runs/demo --seed 7 --minutes 5
     """
     from paceline.observe.fleet_file import FleetRecord
-    from paceline.observe.summary import read_summary
+    from paceline.observe.runs import read_summary
     from testbed.faults.fault_schedule import Mayhem, plan
 
     faults = plan(seed, minutes)

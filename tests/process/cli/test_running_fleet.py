@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.observe.event_follower import follow_events
+from paceline.observe.run_watcher import follow_events
 from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline_launcher.cli import app

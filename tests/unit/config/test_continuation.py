@@ -10,7 +10,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.observe.checkpoint_links import VOID
-from paceline.observe.summary import can_extend
+from paceline.observe.runs import can_extend
 from paceline_launcher.cli.up import check_begins_elsewhere, from_override
 
 

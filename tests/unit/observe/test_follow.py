@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from paceline.observe.event_follower import follow_events
+from paceline.observe.run_watcher import follow_events
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from tests.fakes.peer import Peer

@@ -100,7 +100,7 @@ def test_numbers_and_curves_are_compared_without_matplotlib(
     ("arguments", "said"),
     [
         (["a"], "two runs"),
-        (["a", "nowhere"], "no such directory"),
+        (["a", "nowhere"], "not the directory of a run"),
         (["a", "notes"], "not the directory of a run"),
         (
             ["a", "b", "--metric", "reward_men"],

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.observe.projection import Projection
-from paceline.observe.summary import summarise
+from paceline.observe.runs import summarise
 
 
 def write(run_dir: Path, events: list[dict], metrics: list[dict]) -> Projection:
