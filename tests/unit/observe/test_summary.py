@@ -84,16 +84,17 @@ def test_a_journal_that_could_not_be_read_is_no_zero(tmp_path: Path) -> None:
 
 
 def test_the_time_that_a_run_lay_still_is_no_part_of_its_pace(tmp_path: Path) -> None:
+    who = {"worker_id": "policy-0", "pid": 1, "host": "a"}
     found = summary_of(
         write(
             tmp_path,
             [
                 {"type": "TermBegun", "t": 0.0},
-                {"type": "WorkerRegistered", "worker_id": "policy-0", "t": 0.5},
+                {"type": "WorkerRegistered", **who, "t": 0.5},
                 *(committed(n) for n in (1, 2, 3)),
-                {"type": "WorkerDied", "worker_id": "policy-0", "t": 3.5},
+                {"type": "WorkerDied", **who, "incarnation": 1, "cause": "killed", "t": 3.5},
                 {"type": "TermBegun", "t": 90_000.0},
-                {"type": "WorkerRegistered", "worker_id": "policy-0", "t": 90_001.0},
+                {"type": "WorkerRegistered", **who, "t": 90_001.0},
                 *(committed(n) for n in (4, 5)),
             ],
             [
