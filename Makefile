@@ -116,7 +116,7 @@ proto: $(VENV)/.stamp-dev
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 docs: $(VENV)/.stamp-run
-	$(BIN)/paceline config docs > docs/configuration.md
+	$(BIN)/python -m testbed.settings_page > docs/configuration.md
 	$(BIN)/python -m benchmarks.docs_tables
 
 # deploy/ holds what these commands write; a test compares them.

@@ -160,7 +160,7 @@ _OWN = attrgetter("incarnation", "lifecycle", "drain")
 
 
 class Grounds(NamedTuple):
-    """What a worker's directive depends on, as values that are quick to compare. With a large
+    """Grounds of a worker's directive, as values that are quick to compare. With a large
     fleet most events leave most directives as they are. Equal grounds mean an equal directive, so
     only the others are built again. They have all that ``directive_of`` reads of the state."""
 

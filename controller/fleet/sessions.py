@@ -102,7 +102,7 @@ class Sessions:
         return self._rebuild(session, grounds)
 
     def _grounds(self) -> Callable[[ServerSession], Grounds]:
-        """What a session's directive depends on at this moment."""
+        """Grounds of a session's directive at this moment."""
         grounds_of, decodes_texts = directive_grounds(self._ledger.state), self._decodes_texts()
 
         def of(session: ServerSession) -> Grounds:

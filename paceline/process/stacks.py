@@ -87,7 +87,7 @@ def read_stacks(run_dir: Path, name: str, pid: int) -> Stacks:
 
 
 def _grown(path: Path, before: int) -> str:
-    """What is written to ``path`` until it has not grown for QUIET_S, in ANSWER_S at most."""
+    """The text written to ``path`` until it has not grown for QUIET_S, in ANSWER_S at most."""
     size, since = before, time.monotonic()
     deadline = since + ANSWER_S
     while time.monotonic() < deadline and (size == before or time.monotonic() - since < QUIET_S):

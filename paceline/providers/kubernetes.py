@@ -79,7 +79,7 @@ class KubernetesProvider(Provider):
         return f"{base}-{name.replace('_', '-')}" if name else base
 
     def _url(self, workload: str) -> str:
-        """Of the workload's scale subresource. Raises Trouble."""
+        """Address of the workload's scale subresource. Raises Trouble."""
         url, namespace = self._config.api_url, self._config.namespace
         if url is None:
             host = os.environ.get("KUBERNETES_SERVICE_HOST")

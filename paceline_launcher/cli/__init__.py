@@ -83,7 +83,7 @@ def _group(name: str, text: str, example: str, *commands: Callable[..., None]) -
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start a run": (
         *(up.up, node.node, config.init),
-        _group("config", "Check settings.", "config check run.toml", config.check, config.docs),
+        _group("config", "Check settings.", "config check run.toml", config.check),
         doctor.doctor,
     ),
     "Watch a run": (

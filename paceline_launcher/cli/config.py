@@ -1,4 +1,4 @@
-"""``paceline init | config check | config docs | check-objective | check-reward``."""
+"""``paceline init | config check | check-objective | check-reward``."""
 
 import importlib
 import json
@@ -118,16 +118,6 @@ def check(
         typer.echo(to_toml(settings, mask=True), nl=False)
     if failed:
         raise BadInput("\n".join(failed))
-
-
-def docs() -> None:
-    """Print the reference of all settings as Markdown.
-
-    Example: paceline config docs > docs/configuration.md
-    """
-    from paceline.config.reference import reference
-
-    typer.echo(reference(), nl=False)
 
 
 def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOption = False) -> None:

@@ -33,7 +33,7 @@ COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
     *((name,) for name in ("init", "logs", "open")),
-    *(("config", "docs"), ("alerts", "test")),
+    ("alerts", "test"),
 }
 """Processes that run, and text that is made for a file."""
 Command = Callable[..., subprocess.CompletedProcess[str]]

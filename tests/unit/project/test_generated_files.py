@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.reference import reference
+from testbed.settings_page import reference
 
 ROOT = Path(__file__).resolve().parents[3]
 STUBS = sorted((ROOT / "paceline" / "v1").glob("*_pb2*.py*"))

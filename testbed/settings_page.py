@@ -1,4 +1,7 @@
-"""Generator of docs/configuration.md from the schema's field texts."""
+"""Generator of docs/configuration.md from the schema's field texts.
+
+python -m testbed.settings_page > docs/configuration.md
+"""
 
 import json
 from typing import Any, Literal, get_args, get_origin
@@ -94,3 +97,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     default = field.get_default(call_default_factory=True)
     return "none" if default is None else f"`{json.dumps(default)}`"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
