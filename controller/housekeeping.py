@@ -15,7 +15,6 @@ from redis.exceptions import RedisError
 from controller.context import ControllerContext
 from controller.export.alerts import RunPace
 from controller.export.exporters import FINISH_S
-from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger
 from controller.ledger.codec import encode
 from controller.ledger.enums import Phase
@@ -111,18 +110,15 @@ class Housekeeping:
             self._write(entry)
         else:
             self._held_lines.append(entry)
-        if self.exporters.archive is not None:
-            self._archive(self.exporters.archive, batch)
+        if (archive := self.exporters.archive) is not None:
+            for done, data in zip(batch.events, batch.json, strict=True):
+                if isinstance(done, StepCommitted):
+                    archive.keep(self._ledger.state, done.step, batch.t)
+                elif isinstance(done, TaskDropped):
+                    archive.drop(self._ledger.state, data, batch.t)
         if last:
             self.over = True
             self.chore(self._finish_outflow())
-
-    def _archive(self, archive: SampleArchiver, batch: CommitBatch) -> None:
-        for done, data in zip(batch.events, batch.json, strict=True):
-            if isinstance(done, StepCommitted):
-                archive.keep(self._ledger.state, done.step, batch.t)
-            elif isinstance(done, TaskDropped):
-                archive.drop(self._ledger.state, data, batch.t)
 
     def _write(self, entry: tuple[str, float, list[Mapping[str, Any]]]) -> None:
         self.files.record(*entry)

@@ -72,19 +72,14 @@ def new_server(config: Config) -> grpc.aio.Server:
             # calls.
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
-            # What strangers may hold, who can connect without a token.
-            ("grpc.max_allowed_incoming_connections", most_connections(open_files_limit())),
+            # What strangers may hold, who can connect without a token. The other half of the open
+            # files is for REST, Redis and the run's files. 1,000 workers need about 1,000.
+            ("grpc.max_allowed_incoming_connections", max(16, open_files_limit() // 2)),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ("grpc.max_connection_idle_ms", IDLE_MS),
             ("grpc.max_metadata_size", MOST_METADATA),
         ]
     )
-
-
-def most_connections(files: int) -> int:
-    """Connections that the server accepts, of ``files`` open files: half, and the rest is for REST,
-    Redis and the run's files. 1,000 workers need about 1,000."""
-    return max(16, files // 2)
 
 
 def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMethodHandler:

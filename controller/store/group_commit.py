@@ -122,7 +122,11 @@ class GroupCommit:
                     self.at, term=self._term, batch=batch.id, t=batch.t, events=batch.json
                 )
             except (RedisFull, RedisError, OSError) as error:
-                self._stall(trouble_of(error))
+                trouble = trouble_of(error)
+                if self.trouble != trouble:
+                    event(log, "appends do not go through", logging.WARNING, **log_fields(trouble))
+                self.trouble = trouble
+                self._flowing.clear()
             else:
                 if self.trouble:
                     event(log, "appends go through again", was=self.trouble)
@@ -140,9 +144,3 @@ class GroupCommit:
             for waiter in batch.waiters if batch is not None else ():
                 if not waiter.done():
                     waiter.set_exception(error)
-
-    def _stall(self, trouble: str) -> None:
-        if self.trouble != trouble:
-            event(log, "appends do not go through", logging.WARNING, **log_fields(trouble))
-        self.trouble = trouble
-        self._flowing.clear()

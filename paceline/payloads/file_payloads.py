@@ -12,6 +12,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -80,22 +81,18 @@ class FsspecPayloads:
         self._files.pipe_file(path, data)
 
     def _read(self, ref: Ref) -> bytes | None:
-        try:
+        with suppress(FileNotFoundError):
             return bytes(self._files.cat_file(self._path(ref)))
-        except FileNotFoundError:
-            return None
+        return None
 
     def _remove(self, ref: Ref) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._files.rm_file(self._path(ref))
-        except FileNotFoundError:
-            return
 
     def _names(self, root: str) -> Refs:
-        try:
+        paths: Sequence[Any] = ()
+        with suppress(FileNotFoundError):
             paths = self._files.ls(root, detail=False)
-        except FileNotFoundError:
-            return []
         names = [str(path).rpartition("/")[2] for path in paths]
         return [parse_ref(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX)]
 

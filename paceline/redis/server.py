@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import psutil
 import redis
@@ -36,15 +37,8 @@ from paceline.process.structured_log import first_line
 from paceline.redis.append_only_file import REFUSALS, Damaged, cut_torn_tail
 from paceline.redis.client import connect_sync
 from paceline.redis.tls_front import Front, ensure_front, front_process
-from paceline.redis.users import (
-    CONTROLLER,
-    WORKER,
-    acl_lines,
-    server_socket,
-    user_url,
-    worker_url_through,
-)
-from paceline.rpc.addresses import is_loopback
+from paceline.redis.users import CONTROLLER, WORKER, acl_lines, server_socket, user_url
+from paceline.rpc.addresses import at, is_loopback
 
 START_LIMIT_S = 30.0
 PROBE_S = 0.02
@@ -80,10 +74,13 @@ class RedisEndpoint:
     healed: str = ""  # how its append-only file was mended; empty if it was whole
 
     def worker_url_at(self, host: str) -> str:
-        """``worker_url`` for workers that reach the embedded server's machine at ``host``."""
+        """``worker_url`` for workers that reach the embedded server's machine at ``host``. It has
+        the certificate by which the front proves itself."""
         if self.front is None:
             return self.worker_url
-        return worker_url_through(self.worker_url, host, self.front)
+        login = self.worker_url.partition("://")[2].rpartition("@")[0]
+        options = {"ssl_check_hostname": "false", "ssl_ca_data": self.front.certificate}
+        return f"rediss://{login}@{at(host, self.front.port)}/0?{urlencode(options)}"
 
 
 LOG = "redis.log"

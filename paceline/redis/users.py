@@ -15,11 +15,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from paceline.process.files import write_private
-from paceline.redis.tls_front import Front
-from paceline.rpc.addresses import at
 from paceline.rpc.listeners import socket_path
 
 CONTROLLER = "controller"
@@ -63,14 +61,3 @@ def user_url(home: Path, user: str) -> str:
 
 def server_socket(home: Path) -> Path:
     return socket_path(home.parent, "redis")
-
-
-def worker_url_through(worker_url: str, host: str, front: Front) -> str:
-    """``worker_url`` for a worker on another machine, which reaches ``front`` at ``host``. It has
-    the certificate by which the front proves itself."""
-    credentials = worker_url.partition("://")[2].rpartition("@")[0]
-    options = {
-        "ssl_check_hostname": "false",
-        "ssl_ca_data": front.certificate,
-    }
-    return f"rediss://{credentials}@{at(host, front.port)}/0?{urlencode(options)}"
