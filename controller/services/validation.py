@@ -21,7 +21,6 @@ from paceline.ids import Version
 from paceline.observe.vocabulary import FaultCause
 from paceline.payloads.group_check import check_facts
 from paceline.payloads.group_limits import GroupLimits, Invalid, check_task
-from paceline.process.waits import MOST_TEXT
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
 from paceline.worker_pools import ROLES as POOL_ROLES
 from paceline.worker_pools import role_of
@@ -124,40 +123,34 @@ _WORKER_ID = written(
 RULES: dict[str, Rule] = {
     "Caller.incarnation": between(1, (1 << 63) - 1),
     "CheckpointRequest.step": between(1, LARGEST),
-    "ExitReport.detail": text(1024),
-    "FaultReport.detail": text(1024),
     "FaultReport.name": _WORKER_ID,
     "PeerError.epoch": between(1, LARGEST),
     "RejectRequest.groups": few(65536),
+    "PeerError.detail": text(1 << 20),  # As much of it as is kept is cut off by its handler
+    "RegisterRequest.config_json": text(1 << 20),
     "RejectRequest.detail": text(4096),
+    "ReturnedTask.detail": text(1 << 20),
     "ReturnedTask.kind": among(RETURN_OF, "drop, failed or hand_back"),
     "ReturnedTask.reason": text(64),
     "SubmitRequest.groups": few(1024),
-    "activity": text(256),
     "age_s": _SECONDS,
     "caller": _faults,
     "cause": among(["", *FaultCause], f"one of {', '.join(FaultCause)}"),
-    "cgroup": text(1024),
     "desired": _pools,
     "expected": _pools,
     "fault": among(FAULT_OF, "one that a replica can report"),
     "gauges": _gauges,
     "held_leases": few(MAX_TASKS),
-    "host": text(256),
     "lease_seq": between(1, math.inf),
     "lifecycle": among(LIFECYCLE_OF, "starting, running, draining or stopped"),
     "limit_s": _SECONDS,
     "link_epochs": few(MAX_TASKS),
-    "load_detail": text(512),
     "load_failures": _COUNT,
     "loaded_version": _VERSION,
     "max_tasks": between(1, MAX_TASKS),
-    "of": text(MOST_TEXT),
     "origins": _origins,
-    "parity_detail": text(512),
     "parity_failures": _COUNT,
     "ranks": between(1, 4096),
-    "reason": text(1024),
     "request_id": written(r"[\x21-\x7e]{1,128}", "1 to 128 printable characters without blanks"),
     "role": among(ROLE_OF, "policy, rollout or scorer"),
     "seconds": _SECONDS,
@@ -168,14 +161,13 @@ RULES: dict[str, Rule] = {
     "stalled_s": _SECONDS,
     "state_version": _VERSION,
     "tasks": few(MAX_TASKS, _faults),
-    "tensor_host": text(256),
     "wait_s": between(0, 30),
     "waits": few(64, _faults),
     "weights_digest": written(r"\S{1,128}", "1 to 128 characters"),
-    "what": text(MOST_TEXT),
     "worker_id": _WORKER_ID,
 }
-"""By the name of the field, in all messages or in one."""
+"""By the name of the field, in all messages or in one. Any other text has at most 1,024
+characters."""
 
 
 @cache
@@ -183,6 +175,8 @@ def _rules_of(message: Descriptor) -> list[tuple[str, Rule]]:
     rules = []
     for field in message.fields:
         rule = RULES.get(f"{message.name}.{field.name}", RULES.get(field.name))
+        if rule is None and field.type == field.TYPE_STRING and not field.is_repeated:
+            rule = text(1024)
         if rule is not None:
             rules.append((field.name, rule))
     return rules
