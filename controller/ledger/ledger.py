@@ -21,6 +21,7 @@ from paceline.errors import RefusalCode
 from paceline.ids import TaskId
 
 R = TypeVar("R")
+NEED_NO_RUN = ("start_run", "begin_term")
 
 
 class BrokenInvariant(Exception):
@@ -39,7 +40,7 @@ class Ledger(Decider):
         """Decides and applies. Returns the events, for the journal, and the command's reply.
         ``now``: Unix seconds. Raises ``CommandRefused``, with nothing changed, if the command is
         not allowed. The reply may leave only once the events are durable."""
-        if self.state.phase is Phase.NONE and not run.comes_first(command):
+        if self.state.phase is Phase.NONE and command.name not in NEED_NO_RUN:
             raise CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
         self._events = events = list[Event]()
         reply = command.execute(self, now)

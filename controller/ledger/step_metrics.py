@@ -12,7 +12,7 @@ from controller.ledger.specs import GroupMeta, StatValue
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import Vote
 from controller.ledger.state.tasks import GroupSizes, ordinal_of
-from controller.ledger.state.token_ages import is_late, token_age, token_ages, trained_tokens
+from controller.ledger.state.token_ages import token_age, token_ages, trained_tokens
 from paceline.ids import Step
 
 TOO_LONG = "prompt_too_long"
@@ -206,7 +206,7 @@ def _ages(s: State, groups: Sequence[GroupMeta], step: Step) -> dict[str, float]
     ages = [(age, n) for group in groups for age, n in token_ages(s, group, step)]
     trained = [(age, n) for age, n in ages if age <= token_age(s, step)]
     tokens = sum(n for _, n in trained)
-    late = [g for g in groups if is_late(s, g, step)]
+    late = [g for g in groups if max(token_ages(s, g, step))[0] > s.run.max_staleness]
     masked = [g for g in groups if trained_tokens(s, g, step) < g.tokens]
     too_old = [s.tasks.dropped_groups.get(reason, GroupSizes()) for reason in DROPPED_FOR_AGE]
     dropped = sum(d.groups for d in too_old)

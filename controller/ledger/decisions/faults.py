@@ -2,10 +2,9 @@
 
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import Decider, command
-from controller.ledger.enums import Phase
 from controller.ledger.specs import WorkerSpec
 from controller.ledger.state.fleet import Worker
-from paceline.observe.vocabulary import NO_FAULT, DeathCause, FaultCause
+from paceline.observe.vocabulary import FaultCause
 
 STALL_S = 1.0  # A process that did not run for that long, and for half of its silence, was stopped
 SEEN_S = 2.0  # A launcher looks at its processes more often
@@ -17,16 +16,6 @@ _UNSETTLED = frozenset(
         FaultCause.HOST_LOST,
     }
 )  # Causes that better evidence may replace
-
-
-def cause_of_death(
-    worker: Worker, how: DeathCause, cause: FaultCause, silent_s: float, now: float
-) -> FaultCause:
-    """``cause``, unless more is known: it was asked to leave, or its launcher saw it stopped."""
-    if worker.leaving:
-        return FaultCause.ASKED_TO_LEAVE
-    stopped = worker.stopped_t and now - worker.stopped_t <= silent_s + SEEN_S
-    return FaultCause.STOPPED if stopped and how is not DeathCause.EXIT else cause
 
 
 @command
@@ -50,17 +39,6 @@ def record_fault(
         explain(d, worker, cause, detail)
         return
     d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now))
-
-
-def record_early_end(
-    d: Decider, now: float, name: str, host: str, pid: int, cause: FaultCause, detail: str
-) -> None:
-    """The end of a process that is not the current one of its name."""
-    s, request_id = d.state, f"exit-{name}-{host}-{pid}"
-    if s.ended or s.phase is Phase.SUSPENDED or request_id in s.requests:
-        return
-    if cause not in NO_FAULT and pid:
-        d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now, over=True))
 
 
 def explain(d: Decider, worker: Worker, cause: FaultCause, detail: str) -> None:

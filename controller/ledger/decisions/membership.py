@@ -10,12 +10,7 @@ from controller.ledger.decisions.commands import (
     command,
     of_worker,
 )
-from controller.ledger.decisions.faults import (
-    cause_of_death,
-    explain,
-    explain_by_return,
-    record_early_end,
-)
+from controller.ledger.decisions.faults import SEEN_S, explain, explain_by_return
 from controller.ledger.decisions.leases import release
 from controller.ledger.decisions.links import send_again
 from controller.ledger.decisions.mesh import lose_member
@@ -35,7 +30,7 @@ from controller.ledger.specs import WorkerSpec, values
 from controller.ledger.state.fleet import Worker
 from paceline.errors import RefusalCode
 from paceline.ids import Version
-from paceline.observe.vocabulary import DeathCause, FaultCause, MeshEnd
+from paceline.observe.vocabulary import NO_FAULT, DeathCause, FaultCause, MeshEnd
 
 
 @command
@@ -112,7 +107,11 @@ def _declare_dead(
         if dead is not None and dead.incarnation == incarnation and how is DeathCause.EXIT:
             explain(d, dead, cause, detail)
         return
-    cause = cause_of_death(worker, how, cause, silent_s, now)
+    if worker.leaving:
+        cause = FaultCause.ASKED_TO_LEAVE
+    elif worker.stopped_t and now - worker.stopped_t <= silent_s + SEEN_S:
+        # Its launcher saw it stopped; what it died of is known better if it saw the end, too.
+        cause = cause if how is DeathCause.EXIT else FaultCause.STOPPED
     event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(
         worker_id, incarnation, how, detail, cause, worker.host, silent_s, now
     )
@@ -136,8 +135,11 @@ def record_exit(
     worker = d.state.fleet.workers.get(name)
     if worker is not None and (worker.pid, worker.host) == (pid, host):
         _declare_dead(d, now, name, worker.incarnation, DeathCause.EXIT, detail, cause)
-    else:
-        record_early_end(d, now, name, host, pid, cause, detail)
+        return
+    s, request_id = d.state, f"exit-{name}-{host}-{pid}"
+    told = s.ended or s.phase is Phase.SUSPENDED or request_id in s.requests
+    if not told and cause not in NO_FAULT and pid:
+        d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now, over=True))
 
 
 @of_worker

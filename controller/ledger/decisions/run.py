@@ -7,7 +7,6 @@ from typing import Any
 
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import (
-    Command,
     CommandRefused,
     Decider,
     by_request,
@@ -36,7 +35,8 @@ _FREE_TO_CHANGE = ("desired", "bounds", *(f.name for f in fields(LiveSpec)))
 """Fields of the spec that a later leader may bring with other values."""
 
 
-def _start_run(
+@command
+def start_run(
     d: Decider, now: float, spec: RunSpec, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
     """First command of a run, and of every later leader of it. Refused if the run exists with
@@ -65,7 +65,8 @@ def _start_run(
         d.settle_fleet(now)
 
 
-def _begin_term(d: Decider, now: float, term: int, controller_id: str) -> None:
+@command
+def begin_term(d: Decider, now: float, term: int, controller_id: str) -> None:
     s = d.state
     if (term, controller_id) == (s.term, s.leader):
         return
@@ -75,14 +76,6 @@ def _begin_term(d: Decider, now: float, term: int, controller_id: str) -> None:
         )
     failover = any(worker.alive for worker in s.fleet.workers.values())
     d.emit(ev.TermBegun(term, controller_id, now, failover))
-
-
-start_run, begin_term = command(_start_run), command(_begin_term)
-
-
-def comes_first(request: Command[Any]) -> bool:
-    """True for the commands that need no run."""
-    return request.decide in (_start_run, _begin_term)
 
 
 def settle_evals(d: Decider, now: float) -> None:

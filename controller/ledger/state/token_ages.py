@@ -60,11 +60,6 @@ def trained_sequences(s: State, group: GroupMeta, step: Step) -> int:
     )
 
 
-def is_late(s: State, group: GroupMeta, step: Step) -> bool:
-    """True if a token that ``step`` would train, or mask, is older than ``max_staleness``."""
-    return max(age for age, _ in token_ages(s, group, step)) > s.run.max_staleness
-
-
 def too_old(s: State, group: GroupMeta, step: Step) -> tuple[DropReason, str] | None:
     """Reason and detail for which ``step`` cannot train the group. Later steps could even less."""
     if s.run.trains_late:
