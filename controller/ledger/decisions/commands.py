@@ -49,7 +49,7 @@ class Decider(Protocol):
         """Closes evaluation rounds that are complete, and the run if that was the last thing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Frozen, it would take longer to make
 class Command(Generic[R_co]):
     """Anything that can be asked of the ledger."""
 
