@@ -44,9 +44,9 @@ def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
     guarded = cmd.lease
 
     @of_worker
-    def lease(d: Any, now: float, worker: Worker, lease_seq: int, *asked: Any) -> Any:
+    def lease(d: Any, now: float, worker: Worker, lease_seq: int, **asked: Any) -> Any:
         who = (worker.worker_id, worker.incarnation)
-        return guarded(*who, worker.lease_seq + 1, *asked).execute(d, now)
+        return guarded(*who, worker.lease_seq + 1, **asked).execute(d, now)
 
     patch.setattr(cmd, "lease", lease)
 
@@ -59,11 +59,13 @@ def a_return_by_anybody_ends_a_lease(patch: pytest.MonkeyPatch) -> None:
     guarded = cmd.give_back
 
     @command
-    def give_back(d: Any, now: float, name: str, incarnation: int, *back: Any) -> Any:
-        task = d.state.tasks.records.get(back[0])
-        if task is not None and task.leased and task.attempt == back[1]:
-            name, incarnation = task.owner, d.state.fleet.workers[task.owner].incarnation
-        return guarded(name, incarnation, *back).execute(d, now)
+    def give_back(
+        d: Any, now: float, name: str, number: int, task_id: str, attempt: int, *a: Any, **k: Any
+    ) -> Any:
+        task = d.state.tasks.records.get(task_id)
+        if task is not None and task.leased and task.attempt == attempt:
+            name, number = task.owner, d.state.fleet.workers[task.owner].incarnation
+        return guarded(name, number, task_id, attempt, *a, **k).execute(d, now)
 
     patch.setattr(cmd, "give_back", give_back)
 
