@@ -39,7 +39,7 @@ from controller.status import status_of
 from controller.store.journal import Deposed
 from paceline.config.sections.workers import FleetConfig
 from paceline.process.structured_log import event
-from paceline.providers import Provider, Trouble, leader_provider
+from paceline.providers.base import Provider, Trouble, leader_provider
 from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)

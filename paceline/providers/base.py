@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
+from paceline.config.schema import Config
 from paceline.observe.fleet_file import FleetRecord, supervisor_gone
 from paceline.v1 import admin_pb2, common_pb2
 from paceline.worker_pools import in_order, role_of, scorer_of
@@ -115,3 +116,19 @@ class NoProvider(Provider):
         addresses = ",".join(c.address for c in status.controllers if c.state != "silent")
         command = f"paceline {role_of(pool)} CONFIG{scorer} --controllers {addresses}"
         return f"{missing} of {desired} {pool} workers are missing: start them with `{command}`"
+
+
+def leader_provider(config: Config, run_dir: str, drain: Drain) -> Provider | None:
+    """The leader's provider; None for local, whose supervisor starts and ends the processes."""
+    match config.fleet.provider:
+        case "kubernetes":
+            from paceline.providers.kubernetes import KubernetesProvider
+
+            return KubernetesProvider(config.kubernetes)
+        case "ray":
+            from paceline.providers.ray import RayProvider
+
+            return RayProvider(config, run_dir, drain)
+        case "none":
+            return NoProvider(drain)
+    return None

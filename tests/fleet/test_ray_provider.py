@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from paceline.config.load import load_config
-from paceline.providers import Trouble
+from paceline.providers.base import Trouble
 from paceline.providers.ray import RayProvider, give_back_places
 from paceline.v1 import admin_pb2, common_pb2
 from testbed.fleets.local_run import ROOT, write_run

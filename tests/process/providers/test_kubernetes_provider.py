@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.config.sections.workers import KubernetesConfig
-from paceline.providers import Trouble
+from paceline.providers.base import Trouble
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.v1 import admin_pb2
 

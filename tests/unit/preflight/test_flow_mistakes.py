@@ -20,10 +20,8 @@ RECORDED = {"source": "recorded"}
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("files")
     make_tiny_model(root / "model", hidden=32)
-    make_tiny_model(root / "other", vocab="0123456789=s", hidden=32)
     rows = {
         "prompts": {"prompt": "s21=", "answer": "12"},
-        "pairs": {"prompt": "s21=", "chosen": "12", "rejected": "21"},
         "halves": {"prompt": "s21=", "chosen": "12"},
         "equal": {"prompt": "s21=", "chosen": "12", "rejected": "12"},
     }
@@ -33,11 +31,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MISTAKES: list[tuple[str, dict[str, dict[str, Any]], str]] = [
-    (
-        "pairs",
-        {"train": {"algorithm": "dpo"}, "data": {"chosen_field": "chosen"}, "rollout": RECORDED},
-        "data.chosen_field needs data.rejected_field: set it as well",
-    ),
     (
         "halves",
         {"train": {"algorithm": "reward_model"}, "data": PAIRS, "rollout": RECORDED},
@@ -53,26 +46,7 @@ MISTAKES: list[tuple[str, dict[str, dict[str, Any]], str]] = [
         {"train": {"algorithm": "online_dpo"}, "rollout": {"group_size": 1}},
         "rollout.group_size = 1: set it to 2 or more",
     ),
-    (
-        "pairs",
-        {"train": {"algorithm": "sft"}, "data": PAIRS, "rollout": RECORDED},
-        'train.algorithm = "sft" does not train rows of the form pair',
-    ),
-    (
-        "prompts",
-        {"train": {"algorithm": "ppo"}, "objective": {"critic_path": "other"}},
-        "has other tokens than model.path",
-    ),
-    (
-        "prompts",
-        {"train": {"algorithm": "ppo", "loss": {"covariance": "clip"}}},
-        "train.loss.covariance: train.algorithm = ppo has no such term in its loss. Remove it",
-    ),
-    (
-        "prompts",
-        {"train": {"algorithm": "grpo"}, "rollout": {"max_tokens": 1 << 17}},
-        "Lower it below",
-    ),
+    ("prompts", {"rollout": {"max_tokens": 1 << 17}}, "Lower it below"),
 ]
 
 
@@ -85,8 +59,6 @@ def test_a_mistake_is_named_with_the_remedy(
         "data": {"path": str(files / f"{data}.jsonl"), **sections.get("data", {})},
         **{name: fields for name, fields in sections.items() if name != "data"},
     }
-    if "critic_path" in settings.get("objective", {}):
-        settings["objective"] = {"critic_path": str(files / "other")}
     config = tmp_path / "run.toml"
     config.write_text(tomli_w.dumps(settings))
     refused = CliRunner().invoke(app, ["config", "check", str(config)])

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import Config
-from paceline.providers import leader_provider
-from paceline.providers.base import NoProvider, moves
+from paceline.providers.base import NoProvider, leader_provider, moves
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.providers.ray import RayProvider
 from paceline.v1 import admin_pb2, common_pb2
