@@ -86,27 +86,22 @@ class Conversation:
         parts = [part for piece in self.pieces for part in (piece.said, piece.completion.tokens)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
-    @property
-    def asking(self) -> bool:
-        """The model is generating a turn."""
-        return self._running is not None
-
     async def say(
         self,
         said: Said,
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-        change: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+        seed: int | None = None,
         after: int | None = None,
         tools: Sequence[dict[str, Any]] = (),
         calls: Sequence[Mapping[str, Any]] = (),
     ) -> Turn:
-        """The model's turn after ``said``. ``change``: adapts this turn's sampling parameters;
-        ``after``: the number of turns that the caller assumes; ``tools``: for the first prompt, if
-        ``said`` are messages; ``calls``: the tool calls in the turn before, if the caller has
-        parsed them. Raises BadTurn, TranscriptFull, TranscriptOver, and the failure of
-        the attempt."""
+        """The model's turn after ``said``. ``seed``: mixed into that of the turn, because the
+        samples of a group must not become equal if all ask for one seed; ``after``: the number of
+        turns that the caller assumes; ``tools``: for the first prompt, if ``said`` are messages;
+        ``calls``: the tool calls in the turn before, if the caller has parsed them. Raises BadTurn,
+        TranscriptFull, TranscriptOver, and the failure of the attempt."""
         with self._one_at_a_time(after):
             said = _normal(said)
             tools = self.tools if self.pieces else list(tools)
@@ -114,10 +109,10 @@ class Conversation:
             if len(self.pieces) >= self.max_turns:
                 self._refuse(TURNS, f"the model has had its {self.max_turns} turns")
             added, text = self._tokens_of(said, tools, calls)
-            params = change(self._params(len(before), len(added), max_tokens, stop))
-            least = self.engine.least_temperature
-            if params.temperature < least and not params.greedy:
-                raise BadTurn(f"temperature must be 0, or at least {least:g}")
+            params = self._params(len(before), len(added), max_tokens, stop)
+            if seed is not None:
+                mixed = sample_keys(params.seed, np.array([seed]))[0]
+                params = replace(params, seed=int(mixed))
             self._calls += 1
             # Not the task's own id: another worker cannot continue a turn.
             request_id = f"{self.request_id}.{self._calls}"

@@ -12,11 +12,8 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -28,8 +25,7 @@ from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.rpc.http_server import http_server
-from rollout_worker.engine.base import Aborted, EngineError, SamplingParams
-from rollout_worker.engine.transformers.sampler import sample_keys
+from rollout_worker.engine.base import Aborted, EngineError
 from rollout_worker.environments.base import (
     BadEnvironment,
     BadTurn,
@@ -212,27 +208,12 @@ class ChatServer:
                 new,
                 max_tokens=asked.limit,
                 stop=asked.stop,
-                change=partial(self._sampling, asked),
+                seed=asked.seed,
                 # Another request's turn may be recorded before this one's begins.
                 after=len(conversation.pieces),
                 tools=asked.tools,
                 calls=calls or (),
             )
-        )
-
-    def _sampling(self, asked: ChatRequest, params: SamplingParams) -> SamplingParams:
-        if self._rollout.openai_sampling == "run":
-            if asked.seed is None:
-                return params
-            # Mixed in: the samples of a group must not become equal because all ask for one seed.
-            key = sample_keys(params.seed, np.array([asked.seed]))
-            return replace(params, seed=int(key[0]))
-        return replace(
-            params,
-            greedy=params.greedy if asked.temperature is None else asked.temperature == 0,
-            temperature=asked.temperature or params.temperature,
-            top_p=params.top_p if asked.top_p is None else asked.top_p,
-            seed=params.seed if asked.seed is None else asked.seed & (1 << 64) - 1,
         )
 
 

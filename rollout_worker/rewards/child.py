@@ -81,7 +81,7 @@ def _kill_all(scoring: int) -> int:
 
 BEAT = struct.Struct("<dQ")
 """Time of the newest heartbeat (monotonic, seconds), and the job whose call is running; 0: none."""
-MOST_MESSAGE = 1 << 30  # Bytes of a line
+MOST_MESSAGE = 1 << 28  # Bytes of a line
 _BEAT_S = 0.1
 STREAMS_LOST = 77
 """Exit status of a scoring process whose streams of jobs and scores a reward has closed."""

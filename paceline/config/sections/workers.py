@@ -104,9 +104,6 @@ class RolloutConfig(Section):
     """Serve the environment's samples to OpenAI-compatible clients, on each worker's loopback."""
     openai_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of that endpoint. 0: a free one. A fixed one allows one rollout worker per machine."""
-    openai_sampling: Literal["run", "request"] = "run"
-    """run: the run's temperature, top_p and top_k, for which the trainer computes log-probs.
-    request: those of the client."""
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments passed to vLLM unchanged. docs/vllm.md lists those that Paceline sets."""
 
