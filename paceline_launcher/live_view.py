@@ -179,15 +179,10 @@ def _clock(t: float) -> str:
 
 
 STATE_STYLE = {
-    "running": "green",
-    "leader": "green",
-    "standby": "cyan",
-    "spare": "cyan",
-    "silent": "red",
-    "starting": "yellow",
-    "draining": "yellow",
-    "suspect": "yellow",
-    "dead": "red",
+    **dict.fromkeys(("running", "leader"), "green"),
+    **dict.fromkeys(("standby", "spare"), "cyan"),
+    **dict.fromkeys(("starting", "draining", "suspect"), "yellow"),
+    **dict.fromkeys(("silent", "dead"), "red"),
 }
 GONE = frozenset({"dead", "stopped"})
 QUIET = frozenset({"running", "spare"})

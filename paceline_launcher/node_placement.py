@@ -98,15 +98,13 @@ def gpus_needed(config: Config) -> int:
 def nodes_needed(config: Config, gpus: int) -> int:
     """Nodes of ``gpus`` GPUs that have room for the workers of [fleet]. None but a replica may need
     more than one has."""
-    total = gpus_needed(config)
-    count = max(1, -(-total // gpus)) if gpus else 1
+    nodes = max(1, -(-gpus_needed(config) // gpus)) if gpus else 1
     while True:
         try:
-            Placement(config, Nodes(count, gpus))
+            Placement(config, Nodes(nodes, gpus))
+            return nodes
         except BadInput:
-            count += 1
-        else:
-            return count
+            nodes += 1
 
 
 class Placement:

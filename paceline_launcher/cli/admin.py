@@ -161,7 +161,6 @@ def set_settings(
         settings A.B=C...: Settings and their new values.
         dry_run: Check only, and show what would change.
     """
-
     asked = dict(parse_setting(text, "") for text in settings)
     values = {name: json.dumps(value, default=str) for name, value in asked.items()}
     fields = {"settings": values, "dry_run": dry_run}
@@ -173,13 +172,15 @@ def _ask(
 ) -> None:
     """Sends ``<name>Request`` and prints the reply. Raises UserError if it is refused."""
     reply = target.request(name, fields, method)
+    said = {"accepted": reply.accepted, "message": reply.message}
     changes = [
         {"name": c.name, "old": json.loads(c.old), "new": json.loads(c.new), "step": c.step}
         for c in getattr(reply, "changes", ())
     ]
+    if "dry_run" in fields:
+        said |= {"dry_run": fields["dry_run"], "changes": changes}
     if as_json:
-        more = {"dry_run": fields["dry_run"], "changes": changes} if "dry_run" in fields else {}
-        print_json({"accepted": reply.accepted, "message": reply.message, **more})
+        print_json(said)
     if not reply.accepted:
         raise UserError(f"refused: {reply.message}")
     if not as_json:

@@ -59,7 +59,6 @@ def parse_addresses(text: str) -> list[str]:
 
 def run_config(run_dir: Path) -> Config:
     """The resolved configuration that ``paceline up`` left in the run directory."""
-
     path = run_dir / "config.toml"
     if not path.is_file():
         raise BadInput(f"--run-dir: {run_dir} has no config.toml: not a run directory")

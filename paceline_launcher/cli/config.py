@@ -62,8 +62,6 @@ def init(
             file.write(text)
     except FileExistsError:
         raise BadInput(f"{out} exists: --force replaces it") from None
-    except OSError as error:
-        raise BadInput(f"{out}: cannot be written: {error.strerror or error}") from None
     typer.echo(f"wrote {out}: edit [model] and [data], then")
     for line in (f"paceline config check {out}", *commands(algorithm, size, str(out))):
         typer.echo(f"    {line}")
@@ -133,7 +131,6 @@ def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOpti
             package.module:Class.
         overrides --set A.B=C: A setting of [objective] or [train]; may be repeated.
     """
-
     settings: dict[str, dict[str, Any]] = {"objective": {}, "train": {}}
     for text in overrides or ():
         dotted, value = parse_setting(text)
@@ -190,9 +187,9 @@ def check_reward(
 
     settings = load_config(config, overrides or ())
     if completion is not None and completion.startswith("@"):
-        completion = _text_of(Path(completion[1:]))
+        completion = Path(completion[1:]).read_text()
     if failure is not None:
-        kept = json.loads(_text_of(failure))
+        kept = json.loads(failure.read_text())
         job = kept["job"] or {"shared": {"row": kept["row"]}, "each": {"completion": [""]}}
         values, number = job["shared"]["row"], kept["completion"] or 0
         completion = completion or job["each"]["completion"][number]
@@ -224,10 +221,3 @@ def check_reward(
         typer.echo("\n".join(lines))
     if trial["problem"]:
         raise typer.Exit(1)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from None

@@ -298,10 +298,7 @@ def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> No
     if outcome.scores:
         print_table(report)
     if json_out is not None:
-        try:
-            json_out.write_text(json.dumps(finite(report), indent=2) + "\n")
-        except OSError as error:
-            raise BadInput(f"--json: {json_out} cannot be written: {error.strerror}") from None
+        json_out.write_text(json.dumps(finite(report), indent=2) + "\n")
     if outcome.failed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in outcome.failed.items())
         failed = f"{outcome.failed.total()} prompts ({reasons}); {outcome.example}"

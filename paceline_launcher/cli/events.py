@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -71,21 +71,20 @@ def events(
         fault = event.get("severity") in ("warning", "error")
         return (fault or not faults) and (not kinds or event["type"] in kinds)
 
-    async def watch(control: ControlPlane) -> None:
-        async for position, event in records(control):
-            if (all_kinds or is_listed(event)) and wanted(event):
-                # The run's files call it t.
-                at = {"t": round(event["at"], 3)} if "at" in event else {}
-                _print({"position": position, **at, **event}, as_json)
+    def show(position: str, event: dict[str, Any]) -> None:
+        if (all_kinds or is_listed(event)) and wanted(event):
+            # The run's files call it t.
+            at = {"t": round(event["at"], 3)} if "at" in event else {}
+            _print({"position": position, **at, **event}, as_json)
 
-    async def records(control: ControlPlane) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def watch(control: ControlPlane) -> None:
         if follow:
-            async for found in follow_events(control, after):
-                yield found
+            async for position, event in follow_events(control, after):
+                show(position, event)
             return
         request = admin_pb2.WatchRequest(after=after)
         async for record in control.stream("AdminService.WatchEvents", request):
-            yield record.position, json.loads(record.json)
+            show(record.position, json.loads(record.json))
 
     live = target.run_dir is None or follow or all_kinds
     last = target.last_known() if live else ""

@@ -129,16 +129,11 @@ def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
     provider = settings.fleet.provider
     if provider == "local":
         return False
-    if provider == "kubernetes":
+    if provider == "kubernetes" or place.nodes > 1:
         raise BadInput(
-            f"fleet.provider: {provider} starts the workers of this run. Set fleet.provider = "
-            '"local" to have `paceline node` start them'
-        )
-    if place.nodes > 1:
-        raise BadInput(
-            f'fleet.provider = "{provider}": `paceline node` starts no workers, and there are '
-            f"{place.nodes} nodes. Start it on one node (--node-rank 0 --nodes 1 --master "
-            "HOST:PORT)"
+            f'fleet.provider = "{provider}": `paceline node` starts no workers then. Set '
+            'fleet.provider = "local". Or let Ray or others start them: Start it on one node '
+            "(--node-rank 0 --nodes 1 --master HOST:PORT)"
         )
     return True
 
@@ -191,7 +186,6 @@ def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
 def _resolved(host: str, wait_s: float) -> None:
     """Waits until the name of node 0 has an address: a cluster's name server learns of a new pod
     late. Raises BadInput."""
-
     began = time.monotonic()
     while True:
         try:

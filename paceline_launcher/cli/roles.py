@@ -154,13 +154,12 @@ def scorer(
             one.
     """
     known = list(given.read(config)[0].scorers.by_name)
-    if not known:
-        raise BadInput(f"{config}: it has no scorer. Add a section [scorers.NAME]")
-    if name is None and len(known) > 1:
-        raise BadInput(f"--scorer is missing: the scorers are {', '.join(known)}")
-    chosen = name or known[0]
+    chosen = name or (known[0] if len(known) == 1 else "")
     if chosen not in known:
-        raise BadInput(f"--scorer {chosen}: the scorers are {', '.join(known)}")
+        raise BadInput(
+            f"--scorer {chosen}: the scorers of {config} are {', '.join(known) or 'none'}. Name "
+            "one, or add a section [scorers.NAME]"
+        )
     worker.become("scorer", config, given, chosen)
 
 

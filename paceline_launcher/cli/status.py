@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,32 +87,29 @@ def top(
     from paceline.observe.run_watcher import first_look, watch
     from paceline_launcher import live_view
 
+    def print_object(picture: RunPicture) -> None:
+        print_json_line(as_object(picture))
+
     async def look_on(control: ControlPlane) -> str:
-        def print_object(picture: RunPicture) -> None:
-            print_json_line(as_object(picture))
-
-        def show(picture: RunPicture) -> None:
-            if picture.status is not None and not picture.silent_s:
-                console.show(picture.status)
-
         begun = await first_look(control, target.run_dir, target.rest)
-        if once and as_json:
-            print_object(begun)
-        elif once:
-            out_console(150).print(live_view.picture(begun.status, begun.progress, begun.events))
         if once:
+            drawn = live_view.picture(begun.status, begun.progress, begun.events)
+            print_object(begun) if as_json else out_console(150).print(drawn)
             return ""
+        watched = partial(watch, control, begun, every_s=every, run_dir=target.run_dir)
         if as_json:
             # An object shows the last event.
-            draw, note = print_object, lambda text, t: None
-            return await watch(control, begun, draw, note, every_s=every, run_dir=target.run_dir)
+            return await watched(print_object, lambda text, t: None)
         console = live_view.open_console(progress=begun.progress)
+
+        def show(picture: RunPicture) -> None:
+            if picture.status is not None:
+                console.show(picture.status)
+
         try:
             for t, text in begun.events:
                 console.note(text, t)
-            return await watch(
-                control, begun, show, console.note, every_s=every, run_dir=target.run_dir
-            )
+            return await watched(show, console.note)
         finally:
             console.close()
 

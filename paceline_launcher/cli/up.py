@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.observe.fleet_file import FleetRecord
     from paceline_launcher.launch.node_workers import NodeWorkers
+    from paceline_launcher.preflight.findings import Finding
 
 
 def up(
@@ -67,7 +68,7 @@ def up(
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
     from paceline_launcher.node_placement import machine_gpus
-    from paceline_launcher.preflight.checks import LENGTH, default_run_dir
+    from paceline_launcher.preflight.checks import LENGTH, PLACEMENT, default_run_dir
 
     set_process_limits()
     settings = load_config(config, [*(overrides or ()), *from_override(begin_with)])
@@ -88,15 +89,17 @@ def up(
             raise typer.Exit(
                 run_to_end(settings, directory, workers, line, as_json=as_json, earlier=earlier)
             )
-    found = check(settings, directory, fresh=fresh)
+    checks = check(settings, directory, fresh=fresh)
     if dry_run:
+        told = {
+            c.name: c.found for c in checks if c.name in (LENGTH, PLACEMENT) and c.state == "ok"
+        }
         if as_json:
             ready = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
-            print_json({**ready, "length": found[LENGTH]})
+            print_json({**ready, "length": told.get(LENGTH)})
         else:
-            typer.echo(f"ready: {line}")
-            for name, text in found.items():
-                typer.echo(f"{name}: {text}")
+            told = {"ready": line, **told}
+            typer.echo("\n".join(f"{name}: {text}" for name, text in told.items()))
         return
     with locked(directory):
         if fresh:
@@ -131,12 +134,11 @@ def check(
     control: bool = True,
     workers: bool = True,
     placed: bool = False,
-) -> dict[str, str]:
-    """Prints warnings, and returns what was found out about length and GPUs, by the name of the
-    check. ``control``: Redis and the controllers start on this machine. ``workers``: workers do.
-    ``placed``: they have places among nodes already. Raises BadInput with a line for each check
-    that failed."""
-    from paceline_launcher.preflight.checks import LENGTH, PLACEMENT, Place, run_checks
+) -> list[Finding]:
+    """Prints warnings. ``control``: Redis and the controllers start on this machine. ``workers``:
+    workers do. ``placed``: they have places among nodes already. Raises BadInput with a line for
+    each check that failed."""
+    from paceline_launcher.preflight.checks import Place, run_checks
     from paceline_launcher.preflight.findings import Start
 
     at = Place.ANYWHERE | Place.CONTROL if control else Place(0)
@@ -149,10 +151,7 @@ def check(
     for check in checks:
         if check.state == "warn":
             typer.echo(f"warning: {check}", err=True)
-    # A warning has been printed.
-    wanted = [c for c in checks if c.name == LENGTH or (c.name, c.state) == (PLACEMENT, "ok")]
-    told = {check.name: check.found for check in wanted}
-    return {LENGTH: "not known here"} | told
+    return checks
 
 
 def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
@@ -162,16 +161,14 @@ def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
     record = FleetRecord.read(directory)
     known = {p.name for p in record.processes if p.role == "controller"} if record else set()
     needed = {f"controller-{index}" for index in range(settings.fleet.controllers)}
-    if record is None or not record.survivors() or not needed <= known:
-        raise BadInput(
-            f"--attach: no fleet runs in {directory}. To start or continue the run, remove --attach"
-        )
-    if run_config(directory) != settings:
+    if record is not None and record.survivors() and needed <= known:
+        if run_config(directory) == settings:
+            return record
         raise BadInput(
             f"--attach: the fleet in {directory} runs with other settings (its config.toml). Give "
             "the same settings. To end that fleet and continue with the new ones, remove --attach"
         )
-    return record
+    raise BadInput(f"--attach: no fleet runs in {directory}. To start the run, remove --attach")
 
 
 def run_to_end(

@@ -51,17 +51,10 @@ class RenderRequest:
     def check(self) -> None:
         """Raises BadInput for what no target can render."""
         config, options = self.config, self.options
-        on_cpu = config.model.device == "cpu"
-        if options.gpus_per_node is None and not on_cpu:
+        if (options.gpus_per_node is None) != (config.model.device == "cpu"):
             raise BadInput(
-                "--gpus-per-node is missing: give the number of GPUs of a node, or set "
-                "model.device = "
-                '"cpu" for a run without GPUs'
-            )
-        if options.gpus_per_node is not None and on_cpu:
-            raise BadInput(
-                '--gpus-per-node: model.device = "cpu", so no process uses a GPU. Remove one of '
-                "the two"
+                "--gpus-per-node: give the number of GPUs of a node, or set model.device = "
+                '"cpu" for a run without GPUs: one of the two'
             )
         scorers = config.scorers.by_name.items()
         for setting, url in (

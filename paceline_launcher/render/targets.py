@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,23 +56,17 @@ def rendered(target: str, request: RenderRequest) -> dict[str, str]:
 
 
 def write_files(files: dict[str, str], directory: Path, *, force: bool) -> list[Path]:
-    """Writes all, or none if one exists and is not to be replaced. Raises BadInput."""
+    """Writes all, or none if one exists and is not to be replaced. Raises BadInput and OSError."""
     paths = [directory / name for name in files]
     there = [str(path) for path in paths if path.exists()]
     if there and not force:
         raise BadInput(
             f"{', '.join(there)}: --force replaces them, and --out names another directory"
         )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for path, text in zip(paths, files.values(), strict=True):
-            # Beside it first: a reader never sees half a file.
-            partial = path.with_name(f".{path.name}.{os.getpid()}")
-            partial.write_text(text, encoding="utf-8")
-            partial.chmod(0o755 if text.startswith("#!") else 0o644)
-            partial.replace(path)
-    except OSError as error:
-        raise BadInput(f"{directory}: cannot be written: {error.strerror or error}") from None
+    directory.mkdir(parents=True, exist_ok=True)
+    for path, text in zip(paths, files.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755 if text.startswith("#!") else 0o644)
     return paths
 
 

@@ -33,7 +33,7 @@ def refused(*words: str) -> str:
         ((CPU, "--target", "mesos"), "--target mesos: choose kubernetes"),
         ((CPU, "--target", "kubernetes"), "--image is missing"),
         ((CPU, "--target", "kubernetes", "--image", "paceline:latest"), "does not move"),
-        ((GPU, *K8S), "--gpus-per-node is missing"),
+        ((GPU, *K8S), "give the number of GPUs"),
         ((CPU, *K8S, "--gpus-per-node", "8"), 'model.device = "cpu"'),
         ((GPU, *K8S, "--gpus-per-node", "4"), "a policy worker has 8 GPUs"),
         ((CPU, *K8S, "--partition", "gpu"), "--partition has no effect with --target kubernetes"),
