@@ -30,13 +30,10 @@ def settle_spares(d: Decider) -> None:
     if not missing:
         return
     spares = sorted((w for w in _staying(d.state) if w.spare), key=_readiest)
-    for worker in spares[: max(0, missing)]:
-        d.emit(SpareSet(worker.worker_id, worker.incarnation, False))
-    working = sorted(
-        (w for w in _staying(d.state) if not w.spare), key=lambda w: w.worker_id, reverse=True
-    )
-    for worker in working[: max(0, -missing)]:
-        d.emit(SpareSet(worker.worker_id, worker.incarnation, True))
+    working = [w for w in _staying(d.state) if not w.spare]
+    working.sort(key=lambda w: w.worker_id, reverse=True)
+    for worker in [*spares[: max(0, missing)], *working[: max(0, -missing)]]:
+        d.emit(SpareSet(worker.worker_id, worker.incarnation, not worker.spare))
 
 
 def _staying(state: State) -> list[Worker]:
