@@ -9,8 +9,9 @@ import threading
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
+from paceline.errors import one_line
 from paceline.mesh.elastic_mesh import EpochCancelled
-from paceline.process.structured_log import event, first_line
+from paceline.process.structured_log import event
 from paceline.rpc.session import WorkerSession
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine.base import EngineError, ParametersDiffer, SwapFailed, WeightMismatch
@@ -27,18 +28,6 @@ the worker ends: its engine would never follow the trainer."""
 PARITY_TRIES = 3
 """After so many swaps whose parameters differed from the weights, the worker ends: its
 memory, device or engine does not keep what is written to it."""
-
-
-_SIGNS = ("out of memory", "outofmemory", "allocate memory", "not enough memory", "no space left")
-"""In the words of CUDA, of torch on a CPU, and of the kernel for memory that processes share."""
-
-
-def described(error: BaseException) -> str:
-    """ "out of memory: tried to allocate 2 GiB"; the error's own words for any other one."""
-    words = first_line(error)
-    text = f"{type(error).__name__}: {words}".lower()
-    lacking = isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)
-    return f"out of memory: {words}" if lacking else words
 
 
 @dataclass
@@ -124,11 +113,11 @@ class WeightLoader:
         """The link is replaced and brings the weights again; until then the old ones serve on."""
         self._failed += 1
         self.failures += 1
-        self.failure_detail = f"weights not {what}: {described(error)}"
+        self.failure_detail = f"weights not {what}: {one_line(error)}"
         event(log, "weights failed", logging.ERROR, tries=self._failed, detail=self.failure_detail)
         self.session.poke()
         if self._failed >= LOAD_TRIES:
-            why = f"weights failed to load {LOAD_TRIES} times: {described(error)}"
+            why = f"weights failed to load {LOAD_TRIES} times: {one_line(error)}"
             self.lifecycle.engine_failed(why)
 
     def _distrust(self, error: ParametersDiffer) -> None:

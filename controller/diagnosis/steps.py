@@ -256,7 +256,8 @@ def loads(e: Evidence) -> Diagnosis | None:
     if worst is None:
         return None
     remedy = f"See its log: {e.command(f'logs {worst.worker_id}')}"
-    if "out of memory" in worst.load_trouble:
+    # In the words of CUDA and of torch, and of the kernel for memory that processes share.
+    if any(sign in worst.load_trouble.lower() for sign in ("memory", "no space left")):
         remedy = (
             "Give its host or GPU more memory, or let its engine take less of it: "
             "paceline plan memory shows what each part needs"

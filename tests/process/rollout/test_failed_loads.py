@@ -23,7 +23,8 @@ from testbed.fleets.controllers import addresses, config_of, running_controllers
 from testbed.tiny_model import make_tiny_model
 from testbed.workers.fake_workers import FakePolicy
 
-ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB"
+LACK = "CUDA out of memory. Tried to allocate 2.00 GiB"
+ERROR = f"OutOfMemoryError: {LACK}"
 
 
 class Publishing(FakePolicy):
@@ -79,7 +80,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
             staged = whole(*arguments, **named)
             left -= 1
             if left >= 0:
-                raise torch.OutOfMemoryError(ERROR)
+                raise torch.OutOfMemoryError(LACK)
             return staged
 
         monkeypatch.setattr(weight_receiver, "receive_snapshot", receive)
@@ -115,9 +116,7 @@ async def test_a_lack_of_memory_is_named_until_the_weights_are_loaded(play: Play
     async with play(LOAD_TRIES - 1) as scene:
         await until(lambda: scene.worker.admitted and scene.worker.engine.version == 0)
         await until(lambda: [e["failures"] for e in scene.failures()][-1:] == [LOAD_TRIES - 1])
-        assert {e["detail"] for e in scene.failures()} == {
-            f"weights not staged: out of memory: {ERROR}"
-        }
+        assert {e["detail"] for e in scene.failures()} == {f"weights not staged: {ERROR}"}
 
         async def settled() -> bool:
             return "failed" not in (await scene.why()).sentence
@@ -131,10 +130,10 @@ async def test_a_worker_without_memory_for_the_weights_ends_and_is_named(play: P
 
         async def named() -> bool:
             found = await scene.why()
-            told = found.culprit.name == "rollout-0" and f"out of memory: {ERROR}" in found.sentence
+            told = found.culprit.name == "rollout-0" and ERROR in found.sentence
             return told and "more memory" in found.remedy
 
         await until(named)
-        with pytest.raises(EngineFailed, match=f"failed to load {LOAD_TRIES} times: out of memory"):
+        with pytest.raises(EngineFailed, match=f"failed to load {LOAD_TRIES} times: {ERROR}"):
             await asyncio.wait_for(asyncio.shield(scene.ended), 60)
         await until(lambda: [e["failures"] for e in scene.failures()][-1:] == [LOAD_TRIES])
