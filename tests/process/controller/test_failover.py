@@ -94,21 +94,6 @@ async def _follows(control: ControlPlane, leader: str) -> bool:
     return bool((await status(control)).leader == leader)
 
 
-async def test_all_controllers_killed_at_once_and_workers_reattach(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 2) as controllers:
-        async with working_fleet(controllers) as (policies, rollouts):
-            await until(lambda: policies[0].timings.steps >= 3)
-            killed = list(controllers.started)
-            for controller in killed:
-                controller.kill()
-            for controller in killed:
-                await asyncio.to_thread(controllers.start, controller.id)
-            done = policies[0].timings.steps
-            await until(lambda: policies[0].timings.steps >= done + 3)
-            assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
-        assert_sound(controllers.redis_url)
-
-
 async def test_redis_that_hangs_pauses_the_run_and_kills_nobody(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 2.0}) as controllers:
         async with working_fleet(controllers) as (policies, rollouts):

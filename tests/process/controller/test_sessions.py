@@ -70,26 +70,6 @@ async def test_worker_declared_dead_rejoins_as_a_new_incarnation(tmp_path: Path)
         assert verify(controllers.redis_url, "load").ok
 
 
-async def test_of_two_processes_of_one_id_the_newer_one_stays(tmp_path: Path) -> None:
-    """As where a worker was replaced whose machine was only cut off for a while."""
-    with running_controllers(tmp_path, 1) as controllers:
-        config, where = config_of(controllers), addresses(controllers)
-        older = FakeRollout(config, where, "rollout-0")
-        newer = FakeRollout(config, where, "rollout-0")
-        await older.start()
-        await until(lambda: older.session.directive)
-        await newer.start()
-        await directive_of(
-            older.session, lambda d: d.lifecycle == worker_pb2.LIFECYCLE_STOPPED, 10.0
-        )
-        await until(lambda: newer.session.directive)
-        found = await status(newer.control)
-        assert [w.incarnation for w in found.workers] == [newer.session.caller.incarnation]
-        assert older.rejoins == newer.rejoins == 0
-        await older.stop(goodbye=False)
-        await newer.stop(goodbye=False)
-
-
 def test_a_stream_ends_an_earlier_one_of_its_own_process_only() -> None:
     def report(incarnation: int) -> worker_pb2.Report:
         caller = common_pb2.Caller(worker_id="rollout-0", incarnation=incarnation)

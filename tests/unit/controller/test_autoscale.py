@@ -1,5 +1,6 @@
 """The autoscaler: within its bounds, calm, and never back and forth."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,29 +106,25 @@ def test_in_a_run_that_answers_to_the_changes_it_settles_without_a_cycle(
     assert found is None or gain(found, fleets[-1], waits(fleets[-1])) <= LEAST_GAIN + 1e-9
 
 
-def test_a_starved_trainer_asks_for_as_many_rollout_workers_as_it_lacks() -> None:
-    bounds = ScaleBounds((1, 4), (1, 8))
-    found = propose(WorkerCounts(1, 2), bounds, Waits(0.5, 0.0), high=HIGH)
-    assert found is not None
-    assert found.counts == WorkerCounts(1, 4)
-    assert "wait for groups 50%" in found.why
-
-
-def test_throttled_rollouts_ask_for_replicas_first_and_leave_where_there_can_be_none() -> None:
-    waits = Waits(0.0, 0.5)
-    grown = propose(WorkerCounts(1, 4), ScaleBounds((1, 4), (1, 8)), waits, high=HIGH)
-    assert grown is not None
-    assert grown.counts == WorkerCounts(2, 4)
-    shrunk = propose(WorkerCounts(1, 4), ScaleBounds((1, 1), (1, 8)), waits, high=HIGH)
-    assert shrunk is not None
-    assert shrunk.counts == WorkerCounts(1, 2)
-
-
-def test_a_worker_more_that_would_idle_longer_than_the_trainer_does_is_not_asked_for() -> None:
-    assert (
-        propose(WorkerCounts(1, 1), ScaleBounds((1, 1), (1, 8)), Waits(0.26, 0.0), high=HIGH)
-        is None
-    )
+@pytest.mark.parametrize(
+    ("now", "most_policy", "waits", "wanted"),
+    [
+        # As many as it lacks.
+        (WorkerCounts(1, 2), 4, Waits(0.5, 0.0), WorkerCounts(1, 4)),
+        # Replicas first, and fewer rollout workers where there can be none.
+        (WorkerCounts(1, 4), 4, Waits(0.0, 0.5), WorkerCounts(2, 4)),
+        (WorkerCounts(1, 4), 1, Waits(0.0, 0.5), WorkerCounts(1, 2)),
+        # A worker more would idle longer than the trainer does.
+        (WorkerCounts(1, 1), 1, Waits(0.26, 0.0), None),
+    ],
+    ids=["starved", "throttled", "no replicas", "too little to gain"],
+)
+def test_the_slower_role_grows(
+    now: WorkerCounts, most_policy: int, waits: Waits, wanted: WorkerCounts | None
+) -> None:
+    found = propose(now, ScaleBounds((1, most_policy), (1, 8)), waits, high=HIGH)
+    assert (None if found is None else found.counts) == wanted
+    assert found is None or "50% of the time" in found.why
 
 
 def observe(scaler: Autoscaler, times: int, starved: float, **how) -> Proposal | None:
