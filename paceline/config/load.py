@@ -56,29 +56,22 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError("\n".join(_described(error, places, str(path)))) from None
 
 
-_TOML_REMEDIES = {
-    "Cannot overwrite": "This setting stands twice: remove one of the two lines",
-    "Cannot declare": "This section stands twice: put its settings under the first one",
-    "Cannot mutate": "This section stands twice: put its settings under the first one",
-    "Invalid value": 'A text needs quotes ("yes"); true, false and numbers have none',
-    "Illegal character": "A text ends on its line, with the quote that it began with",
-    "Expected ']'": "A section is [NAME] on a line of its own",
-    "Expected '='": 'A setting is NAME = VALUE; a text needs quotes ("yes")',
-}
-
-
 def _no_toml(path: Path, text: str, message: str) -> str:
     """One line: the place, the text there, the problem and the remedy."""
     found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
     lines = text.splitlines() or [""]
     number = int(found[1]) if found and found[1] else len(lines)
     problem = message[: found.start()] if found else message
-    remedy = next((r for words, r in _TOML_REMEDIES.items() if problem.startswith(words)), "")
+    remedy = (
+        'A section is [NAME], a setting NAME = VALUE, and a text has quotes ("yes") on one line'
+    )
+    if problem.startswith("Cannot"):
+        remedy = "It stands twice: remove one, and put the settings of a section together"
     there = lines[min(number, len(lines)) - 1].strip()
     name, equals, value = there.partition("=")
     if equals:
         there = f"{name.strip()} = {masked_settings(value.strip(), name.strip())}"
-    return f"{path} line {number}: {there}: not valid TOML: {problem}. {remedy}".strip()
+    return f"{path} line {number}: {there}: not valid TOML: {problem}. {remedy}"
 
 
 def to_toml(config: Config, *, mask: bool = False) -> str:
