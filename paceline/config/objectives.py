@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -178,7 +179,7 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     for setting, value in published.defines.items():
         if flat.get(setting, value) != value:
             raise ValueError(
-                f"train.algorithm = {name} is defined by train.{setting} = {_toml(value)} "
+                f"train.algorithm = {name} is defined by train.{setting} = {json.dumps(value)} "
                 f"({published.source}): remove "
                 f"train.{setting}, or set train.algorithm = grpo and each setting that you want"
             )
@@ -188,20 +189,15 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**of_train, **given, "loss": {**of_loss, **loss}}
 
 
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def problem_of(algorithm: str, options: Mapping[str, Any]) -> str:
     """The problem with the name, or with the options of a built-in objective; else empty."""
+    if ":" in algorithm:
+        return ""
     if algorithm not in BUILT_IN:
         meant = did_you_mean(algorithm, BUILT_IN)
         return (
-            f"train.algorithm = {algorithm!r} is not an objective. {meant}Name one that is "
-            f"built in ({', '.join(BUILT_IN)}), or a class of yours as "
-            "package.module:Class"
-            if ":" not in algorithm
-            else ""
+            f"train.algorithm = {algorithm!r} is not an objective. {meant}Name one that is built "
+            f"in ({', '.join(BUILT_IN)}), or a class of yours as package.module:Class"
         )
     section = BUILT_IN[algorithm].options
     for name in options:

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ class RowSource(ABC):
     where: str
     """File, directory or hub name, for error messages."""
 
+    renamed: Mapping[str, str] = {}
+    """The name of a field in this source, by the one that all sources of a run have for it."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -42,11 +45,18 @@ class RowSource(ABC):
         """The row at ``index``, 0 to len - 1, in values that JSON can hold. Raises IndexError."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        return self._read(index)
+        row = self._read(index)
+        if self.renamed:
+            row |= {name: row[own] for name, own in self.renamed.items() if own in row}
+        return row
 
     def lacking(self, field: str) -> str | None:
         """Location of the first row without ``field``; None if all rows have it."""
-        return None if field in self.fields else self.where
+        field = self.renamed.get(field, field)
+        return None if field in self.fields else self._first_without(field)
+
+    def _first_without(self, field: str) -> str | None:
+        return self.where
 
 
 class Concatenated(RowSource):
@@ -67,7 +77,7 @@ class Concatenated(RowSource):
         part = bisect_right(self._ends, index)
         return self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
-    def lacking(self, field: str) -> str | None:
+    def _first_without(self, field: str) -> str | None:
         places = (part.lacking(field) for part in self._parts)
         return next((place for place in places if place is not None), None)
 
@@ -148,6 +158,5 @@ class JsonLines(RowSource):
             raise DataError(f"{self.where}: row {index} changed while the run used it") from None
         return row
 
-    def lacking(self, field: str) -> str | None:
-        place = f"{self.where}:{self._lacking.get(field, 1)}"
-        return None if field in self.fields else place
+    def _first_without(self, field: str) -> str:
+        return f"{self.where}:{self._lacking.get(field, 1)}"

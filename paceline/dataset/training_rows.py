@@ -1,34 +1,10 @@
 """Training rows of a run, from one source or several."""
 
-from collections.abc import Mapping
-
 from paceline.config.sections.training import DataConfig, SourceConfig
 from paceline.dataset.data_order import DataSource, shares
 from paceline.dataset.recorded_rows import check_run_rows
-from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource
+from paceline.dataset.row_source import Concatenated, DataError, RowSource
 from paceline.dataset.rows import load_rows
-
-
-class RenamedFields(RowSource):
-    """Rows of a source, with ``names`` (its name of a field, by the common one) added."""
-
-    def __init__(self, rows: RowSource, names: Mapping[str, str]) -> None:
-        self._rows = rows
-        self._names = names
-        self.where = rows.where
-        self.digest = rows.digest
-        common = [name for name, own in self._names.items() if rows.lacking(own) is None]
-        self.fields = list(dict.fromkeys([*rows.fields, *common]))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def _read(self, index: int) -> Row:
-        row = self._rows[index]
-        return {**row, **{name: row[own] for name, own in self._names.items() if own in row}}
-
-    def lacking(self, field: str) -> str | None:
-        return self._rows.lacking(self._names.get(field, field))
 
 
 def open_training_rows(data: DataConfig) -> tuple[RowSource, tuple[DataSource, ...]]:
@@ -58,7 +34,7 @@ def open_source(name: str, source: SourceConfig, data: DataConfig) -> RowSource:
         common[name_of_all] = own
     try:
         rows = load_rows(source.path, name=source.name, split=source.split)
-        rows = RenamedFields(rows, common)
+        rows.renamed = common
         check_run_rows(rows, data)
     except DataError as error:
         raise DataError(f"data.sources.{name}: {error}") from None
