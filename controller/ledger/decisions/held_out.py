@@ -37,9 +37,7 @@ def record_held_out(
     recorded = ev.EvalRecorded(
         step, version, None, rows, left_out, loss=loss, measured=dict(measured)
     )
-    d.emit(recorded)
-    if recorded.ranking is not None:
-        judge(d)
+    record(d, recorded)
     d.settle_fleet(now)
 
 
@@ -55,12 +53,13 @@ def due_for(s: State, worker_id: str, incarnation: int, version: Version) -> Ste
     return step
 
 
-def judge(d: Decider) -> None:
-    """After an evaluation with a reward."""
-    s = d.state
-    evals, patience = s.evals, s.run.early_stop_evals
-    best = evals.scores[evals.best]
-    if patience and evals.since_best >= patience and s.phase is Phase.OPEN:
+def record(d: Decider, evaluation: ev.EvalRecorded) -> None:
+    """Ends the round; stops the run early if none of the newest rounds was the best."""
+    d.emit(evaluation)
+    s, evals, patience = d.state, d.state.evals, d.state.run.early_stop_evals
+    ranked = patience and evaluation.ranking is not None
+    if ranked and evals.since_best >= patience and s.phase is Phase.OPEN:
+        best = evals.scores[evals.best]
         moved, shown = f"{s.run.best_metric or 'the held-out reward'} has not risen", f"{best:.3f}"
         if s.run.recorded:
             moved, shown = "the held-out loss has not fallen", f"{-best:.4f}"

@@ -12,7 +12,7 @@ from controller.ledger.decisions.commands import (
     by_request,
     command,
 )
-from controller.ledger.decisions.held_out import judge, settle_best
+from controller.ledger.decisions.held_out import record, settle_best
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
@@ -98,10 +98,7 @@ def settle_evals(d: Decider, now: float) -> None:
             version = s.versions.version_of(missed.step)
             d.emit(ev.EvalRecorded(missed.step, version, None, 0, missed.rows))
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
-        recorded = _recorded(s, round_)
-        d.emit(recorded)
-        if recorded.ranking is not None:
-            judge(d)
+        record(d, _recorded(s, round_))
     settle_best(d)
 
 

@@ -289,17 +289,6 @@ def test_a_repeated_request_has_one_effect_and_one_reply_across_a_failover(
     assert run.names() == []
 
 
-def test_pause_opens_no_step_and_resume_does() -> None:
-    run = Driven.fleet("p0", "r0")
-    leases = run.lease("r0", 4).leases
-    run.do(cmd.pause("a", True))
-    for lease in leases:
-        run.submit("r0", lease)
-    assert run.state.steps.open is None
-    run.do(cmd.pause("b", False))
-    assert run.state.steps.open.step == 1
-
-
 # ---- evaluations and the end ---------------------------------------------------------------
 
 

@@ -164,15 +164,6 @@ def test_a_restart_without_anything_newer_than_the_checkpoint_needs_no_rollback(
     assert (formed.restore, formed.state_version, formed.step) == (True, 1, 1)
 
 
-def test_the_first_epoch_starts_from_the_initial_model_without_a_rollback() -> None:
-    run = Driven()
-    run.register("p0")
-    run.observe("p0")
-    formed = run.event(ev.MeshFormed)
-    assert (formed.restore, formed.checkpoint_path, formed.state_version) == (True, "", 0)
-    assert run.names() == ["WorkerChanged", "MeshFormed"]
-
-
 def test_a_survivor_with_the_state_is_waited_for_instead_of_rolling_back() -> None:
     run = fleet("p0")
     run.train()
