@@ -25,21 +25,19 @@ def break_mesh(
     """A member reports a failed collective of ``epoch``; later ones go on."""
     fleet = d.state.fleet
     mesh = fleet.whole_mesh
-    if mesh is None or mesh.epoch != epoch:
+    who = (reporter.worker_id, reporter.incarnation)
+    if mesh is None or mesh.epoch != epoch or mesh.rank(*who) < 0:
         return
-    if mesh.rank(reporter.worker_id, reporter.incarnation) >= 0:
-        detail = f"{reporter.worker_id}: {detail}"
-        newest = d.state.versions.version
-        for worker in fleet.blamed():
-            failures = fleet.after_failure(worker, now)
-            if fleet.left_out(worker, newest, failures) and not fleet.left_out(worker, newest):
-                source = mesh.members[max(0, mesh.source_rank)].worker_id
-                detail += (
-                    f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a "
-                    f"row: {worker.worker_id} is left out. Check the network between them, then "
-                    "restart it"
-                )
-        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
+    detail = f"{reporter.worker_id}: {detail}"
+    newest = d.state.versions.version
+    for worker, failures in fleet.failures_after(now):
+        if fleet.left_out(worker, newest, failures) and not fleet.left_out(worker, newest):
+            source = mesh.members[max(0, mesh.source_rank)].worker_id
+            detail += (
+                f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a row: "
+                f"{worker.worker_id} is left out. Check the network between them, then restart it"
+            )
+    d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
 
 
 @command

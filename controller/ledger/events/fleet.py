@@ -205,8 +205,8 @@ class MeshBroken(Event):
         fleet = s.fleet
         assert fleet.mesh is not None
         if self.reason is MeshEnd.PEER_ERROR:
-            for worker in fleet.blamed():
-                worker.failures = fleet.after_failure(worker, self.broken_t)
+            for worker, failures in fleet.failures_after(self.broken_t):
+                worker.failures = failures
         fleet.mesh = replace(fleet.mesh, broken=True)
         fleet.rebuild_due = fleet.rebuild_due or self.reason is not MeshEnd.MEMBERSHIP
         if self.diverged and s.steps.open is not None:

@@ -183,37 +183,29 @@ class Fleet:
         """The replicas that send weights, in rank order: the living members that hold the state."""
         return [w for w in self.members() if w.state_version == version]
 
-    def lacking_state(self) -> list[Worker]:
-        """Living members of the present epoch that still lack its state."""
-        if self.mesh is None:
+    def failures_after(self, now: float) -> list[tuple[Worker, Failures]]:
+        """Possible causes if the present epoch fails, with their failures once it has: the members
+        that still lack its state. If all have it and no step has been committed, any connection may
+        have failed: then the last member, because it holds up the fewest others."""
+        mesh, members = self.mesh, self.members()
+        if mesh is None:
             return []
-        needy = (self.member(m) for m in self.mesh.members if m.needs_state)
-        return [w for w in needy if w is not None and w.state_version < self.mesh.state_version]
-
-    def blamed(self) -> list[Worker]:
-        """Possible causes if the present epoch fails: the members that still lack its state. If all
-        have it and no step has been committed, any connection may have failed: then the last
-        member, because it holds up the fewest others."""
-        needy, mesh = self.lacking_state(), self.mesh
-        if needy or mesh is None:
-            return needy
-        idle = all(w.state_version <= mesh.state_version for w in self.members())
-        others = [w for w in self.members() if w.incarnation != self._source()]
-        return others[-1:] if idle else []
-
-    def after_failure(self, worker: Worker, now: float) -> Failures:
-        """Failures of ``worker``, which is blamed for the present epoch, once that has failed."""
-        before, source = worker.failures, self._source()
-        again = before.epochs and before.source == source
-        # A clock that was set back would otherwise count the hours until it is there again.
-        since = min(before.since, now) if again else now
-        epochs = before.epochs + 1 if again else 1
-        return Failures(epochs, source, since, now - since, not self.lacking_state())
-
-    def _source(self) -> int:
-        """Incarnation of the member that sends the state, or the first to restore; 0 for none."""
-        mesh = self.mesh
-        return mesh.members[max(0, mesh.source_rank)].incarnation if mesh else 0
+        source = mesh.members[max(0, mesh.source_rank)].incarnation
+        lacking = {m.worker_id for m in mesh.members if m.needs_state}
+        behind = (w for w in members if w.state_version < mesh.state_version)
+        blamed = [w for w in behind if w.worker_id in lacking]
+        seeded = not blamed
+        if seeded and all(w.state_version <= mesh.state_version for w in members):
+            blamed = [w for w in members if w.incarnation != source][-1:]
+        found = []
+        for worker in blamed:
+            before = worker.failures
+            again = before.epochs and before.source == source
+            # A clock that was set back would otherwise count the hours until it is there again.
+            since = min(before.since, now) if again else now
+            epochs = before.epochs + 1 if again else 1
+            found.append((worker, Failures(epochs, source, since, now - since, seeded)))
+        return found
 
     def left_out(self, worker: Worker, newest: Version, failures: Failures | None = None) -> bool:
         """Every epoch of it and the replica with the state fails, and the run can do without it.
