@@ -11,7 +11,6 @@ import typer
 
 from paceline.config.load import parse_setting
 from paceline.errors import BadInput, UserError
-from paceline.worker_pools import POLICY, ROLLOUT, SCORER, role_of, scorer_of
 from paceline_launcher.cli.common import ANSWER_LIMIT_S, JsonOption, Target, is_number, print_json
 
 if TYPE_CHECKING:
@@ -51,15 +50,13 @@ def scale(
 def _counts(items: list[str], option: str = "") -> dict[str, int]:
     counts: dict[str, int] = {}
     for item in items:
-        role, equals, count = item.partition("=")
-        known = role in (POLICY, ROLLOUT) or (role_of(role) == SCORER and scorer_of(role))
-        if not known or not equals or not is_number(count, 1, MOST):
+        role, _, count = item.partition("=")
+        if role in counts or not is_number(count, 1, MOST):
             raise BadInput(
-                f"{option}{item}: write policy=COUNT, rollout=COUNT or scorer:NAME=COUNT, COUNT "
-                f"from 1 to {MOST:,}"
+                f"{option}{item}: write each role once, as policy=COUNT, rollout=COUNT or "
+                f"scorer:NAME=COUNT, COUNT from 1 to {MOST:,}"
             )
-        if counts.setdefault(role, int(count)) != int(count):
-            raise BadInput(f"{option}{item}: {role}={counts[role]} was given as well")
+        counts[role] = int(count)
     return counts
 
 
@@ -69,7 +66,7 @@ def drain(
     target: Target,
     replace: bool = False,
     wait: Seconds = 0.0,
-    incarnation: str = "",
+    incarnation: Annotated[int, typer.Option(min=1, max=(1 << 64) - 1)] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Let one worker finish its tasks and leave.
@@ -84,11 +81,7 @@ def drain(
         wait SECONDS: Wait for it to leave, at most this long.
         incarnation NUMBER: Refuse if another process has this id now; see paceline status --json.
     """
-    if incarnation and not is_number(incarnation, 1, (1 << 64) - 1):
-        raise BadInput(
-            f"--incarnation: {incarnation[:32]} is no incarnation: paceline status --json shows it"
-        )
-    meant = int(incarnation or 0)
+    meant = incarnation
     _ask("Drain", {"worker_id": worker, "replace": replace, "incarnation": meant}, as_json, target)
 
     def left(status: admin_pb2.StatusReply) -> bool:

@@ -50,8 +50,8 @@ def _described(command: Callable[..., Any]) -> tuple[str, list[inspect.Parameter
     text, _, lines = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")
     entries: dict[str, tuple[str, str, str]] = {}
     for line in re.sub(r"\n {8,}", " ", lines).splitlines():
-        name, flags, metavar, about = ENTRY.fullmatch(line.strip()).groups()  # type: ignore[union-attr]
-        entries[name] = flags, metavar, about
+        if found := ENTRY.fullmatch(line.strip()):
+            entries[found[1]] = found[2], found[3], found[4]
     parameters = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if (entry := entries.pop(parameter.name, None)) is not None:

@@ -67,7 +67,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_a_model_and_a_checkpoint_of_it_are_judged_with_the_same_table(
+def test_a_model_and_a_checkpoint_of_it_are_judged_by_the_same_samples(
     evaluate: Evaluate, run_dir: Path
 ) -> None:
     data, out = run_dir.parent / "held_out.jsonl", run_dir.parent / "scores.json"
@@ -80,6 +80,9 @@ def test_a_model_and_a_checkpoint_of_it_are_judged_with_the_same_table(
         assert name in done.stdout
     model = json.loads(out.read_text())
     check_report(model)
+    done = evaluate(run_dir.parent / "model", *options, "--limit", 3)
+    assert done.exit_code == 0, done.exception
+    assert json.loads(out.read_text())["rows"] == model["rows"][:3], "the seed is the same"
     assert (model["prompts"], model["samples"], model["temperature"]) == (8, 4, 1.0)
 
     done = evaluate(run_dir, "--k", 4, "--json", out, *reward)
@@ -100,19 +103,6 @@ def check_report(found: dict[str, Any]) -> None:
         assert math.isclose(found["metrics"][f"pass@{n}"], mean)
     assert math.isclose(found["metrics"]["reward"], sum(r["reward"] for r in rows) / len(rows))
     assert found["metrics"]["tokens"] == sum(row["tokens"] for row in rows) / k / len(rows)
-
-
-def test_the_same_seed_gives_the_same_samples_and_a_limit_the_first_rows(
-    evaluate: Evaluate, run_dir: Path
-) -> None:
-    out = [run_dir.parent / f"{n}.json" for n in range(2)]
-    model = run_dir.parent / "model"
-    common = ("--data", run_dir.parent / "held_out.jsonl", "--max-tokens", 4, "--threads", 1)
-    for path, limit in zip(out, (8, 3), strict=True):
-        done = evaluate(model, *common, "--k", 2, "--limit", limit, "--json", path)
-        assert done.exit_code == 0, done.exception
-    whole, part = (json.loads(path.read_text())["rows"] for path in out)
-    assert whole[:3] == part
 
 
 @pytest.mark.parametrize(

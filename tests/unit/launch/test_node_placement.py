@@ -47,16 +47,6 @@ def test_policy_replicas_come_first_and_workers_fill_what_is_left() -> None:
     assert second == {f"rollout-{2 + i}": (2 * i, 2 * i + 1) for i in range(4)}
 
 
-def test_a_node_that_is_too_full_for_one_worker_takes_a_smaller_one() -> None:
-    config = config_of(
-        fleet={"policy": 2, "policy_ranks": 3, "rollout": 2}, rollout={"engine": "vllm"}
-    )
-    assert placed(config, Nodes(2, 4)) == [
-        {"policy-0": (0, 1, 2), "rollout-0": (3,)},
-        {"policy-1": (0, 1, 2), "rollout-1": (3,)},
-    ]
-
-
 def test_a_replica_of_more_ranks_than_a_node_has_gpus_takes_several_nodes() -> None:
     config = config_of(
         fleet={"policy": 2, "policy_ranks": 6, "rollout": 3}, rollout={"engine": "vllm"}
@@ -264,13 +254,6 @@ def test_each_rank_of_a_replica_on_several_nodes_sees_the_gpus_of_its_own_node()
     assert first.first() == ["policy-0", "policy-0.1"]
     assert second.first() == ["rollout-0", "policy-0.2"]
     assert second.take("rollout-0", ("policy-0.2",)) == ("GPU-b",)
-
-
-def test_gpus_that_are_not_given_out_are_shared() -> None:
-    config = config_of(fleet={"policy": 1, "rollout": 1})
-    workers = NodeWorkers(config, placement=Placement(config, Nodes(1, 0)))
-    assert workers.first() == ["policy-0", "rollout-0"]
-    assert workers.take("rollout-0", ("policy-0",)) == ()
 
 
 @pytest.mark.parametrize(
