@@ -150,8 +150,11 @@ def _kind(pace: Pace, starved: float) -> BottleneckKind:
             return BottleneckKind.CONTROLLER
         held_back = s.closed >= MOSTLY or s.ready >= MOSTLY
         return BottleneckKind.TRAINERS if held_back else BottleneckKind.NONE
-    if pace.recorded:
-        return _kind_of_recorded(pace)
+    if pace.recorded:  # rows need no weights, no slots and no rewards
+        if _slow_appends(pace) or s.unsent >= 1.0:
+            return BottleneckKind.CONTROLLER
+        bound = s.closed >= MOSTLY or not pace.max_staleness
+        return BottleneckKind.STALENESS if bound else BottleneckKind.GENERATION
     if s.lagging >= LAGGING:
         return BottleneckKind.WEIGHTS
     if pace.scorer and s.scorers >= FULL and s.occupancy < FULL:
@@ -169,15 +172,6 @@ def _kind(pace: Pace, starved: float) -> BottleneckKind:
     # Tasks are there and slots are free: they do not reach the engines.
     if s.idle >= MOSTLY or s.unsent >= 1.0:
         return BottleneckKind.CONTROLLER
-    return BottleneckKind.GENERATION
-
-
-def _kind_of_recorded(pace: Pace) -> BottleneckKind:
-    """Bottleneck of starved trainers: rows need no weights, no slots and no rewards."""
-    if _slow_appends(pace) or pace.shares.unsent >= 1.0:
-        return BottleneckKind.CONTROLLER
-    if pace.shares.closed >= MOSTLY or not pace.max_staleness:
-        return BottleneckKind.STALENESS
     return BottleneckKind.GENERATION
 
 

@@ -180,7 +180,11 @@ class RestAuth:
                 return Response(status_code=204, headers=PreflightHeaders)
             return respond(403, "requests from another site's page are refused", path)
         write = method not in READS
-        if write and self._cross_site(request):
+        # Tools that are no browsers send neither header.
+        foreign = request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if "origin" in request.headers:
+            foreign = not self._from_our_page(request)
+        if write and foreign:
             return respond(403, "writes from another site's page are refused", path)
         offered = bool(request.headers.get("authorization"))
         is_open = self.loopback or path in OPEN_PATHS or path.startswith(STATIC)
@@ -222,12 +226,6 @@ class RestAuth:
         except ValueError:
             return False
         return is_loopback(host)
-
-    def _cross_site(self, request: Request) -> bool:
-        if "origin" in request.headers:
-            return not self._from_our_page(request)
-        # Tools that are no browsers send neither header.
-        return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
     def _from_our_page(self, request: Request) -> bool:
         """Return True if the request names its origin, and that is a controller of this run."""

@@ -109,11 +109,25 @@ class Coverage:
                 spans = self.dropped.setdefault(str(event["reason"]), [])
                 self._finish(spans, int(event["task_id"][1:]))
         elif kind == EventType.ROLLED_BACK:
-            self._roll_back(event)
+            for step in [n for n in self.steps if n > event["step"]]:
+                undone = self.steps.pop(step)
+                for ordinal in undone if step != self.open else ():
+                    remove(self.trained, ordinal)
+            self.open = 0
         elif kind == EventType.ROWS_PASSED_OVER:
-            self._pass_over(event["ordinals"])
+            for ordinal in event["ordinals"]:
+                self._finish(self.trained, ordinal)
+                if self.order is not None:
+                    epoch, row = self.order.place(ordinal)
+                    key = f"{epoch}.{self.order.source_of(row)}"
+                    self.passed[key] = self.passed.get(key, 0) + 1
         elif kind == EventType.CHECKPOINT_RECORDED:
-            self._cover(int(event["step"]))
+            # The replicas have agreed on the checkpoint before this one, so no rollback goes behind
+            # that.
+            step = int(event["step"])
+            self.checkpoints = [*(n for n in self.checkpoints if n < step), step][-2:]
+            covered = self.checkpoints[0] if len(self.checkpoints) > 1 else -1
+            self.steps = {n: ordinals for n, ordinals in self.steps.items() if n > covered}
         elif kind == EventType.CHECKPOINT_VOIDED:
             self.checkpoints = [step for step in self.checkpoints if step != event["step"]]
         elif kind == EventType.RUN_EXTENDED:
@@ -129,29 +143,6 @@ class Coverage:
     def _finish(self, spans: Spans, ordinal: int) -> None:
         if not add(spans, ordinal):
             self.repeated.append(ordinal)
-
-    def _roll_back(self, event: Mapping[str, Any]) -> None:
-        for step in [n for n in self.steps if n > event["step"]]:
-            undone = self.steps.pop(step)
-            for ordinal in undone if step != self.open else ():
-                remove(self.trained, ordinal)
-        self.open = 0
-
-    def _pass_over(self, ordinals: Iterable[int]) -> None:
-        for ordinal in ordinals:
-            self._finish(self.trained, ordinal)
-            if self.order is not None:
-                epoch, row = self.order.place(ordinal)
-                key = f"{epoch}.{self.order.source_of(row)}"
-                self.passed[key] = self.passed.get(key, 0) + 1
-
-    def _cover(self, step: int) -> None:
-        """A checkpoint of ``step`` is recorded. The replicas have agreed on the one before it, so
-        no rollback goes behind that."""
-        self.checkpoints = [*(n for n in self.checkpoints if n < step), step][-2:]
-        if len(self.checkpoints) > 1:
-            for covered in [n for n in self.steps if n <= self.checkpoints[0]]:
-                del self.steps[covered]
 
     def count(self) -> int:
         """Tasks that are finished."""

@@ -182,7 +182,12 @@ class EventHistory:
         )
 
     def _fold(self, event: ListedEvent, record: Mapping[str, Any]) -> None:
-        self._time(event, begins=event.type == EventType.TERM_BEGUN and not record.get("failover"))
+        begins = event.type == EventType.TERM_BEGUN and not record.get("failover")
+        if self.took_s is None:
+            self.took_s = 0.0
+        elif not begins:
+            self.took_s += max(0.0, event.t - self._newest_t)
+        self._newest_t = event.t
         if event.type in ENDS or event.type in _PAUSES:
             self.status = ENDS[event.type] if event.type in ENDS else _PAUSES[event.type]
             self.reason = str(record.get("reason") or "") if self.status else ""
@@ -211,19 +216,11 @@ class EventHistory:
             self.best = BestCheckpoint(
                 int(record["step"]), str(record["path"]), float(record["reward_mean"])
             )
-        elif event.type == EventType.TERM_BEGUN and not record.get("failover"):
+        elif begins:
             self.resumed.append(event.t)
         if event.is_fault and event.type != EventType.TASK_DROPPED:
             self._open.append(event)
             del self._open[:-MOST_OPEN]
-
-    def _time(self, event: ListedEvent, *, begins: bool) -> None:
-        """``begins``: a leader begins a session, without a failover."""
-        if self.took_s is None:
-            self.took_s = 0.0
-        elif not begins:
-            self.took_s += max(0.0, event.t - self._newest_t)
-        self._newest_t = event.t
 
     def _save(self, record: Mapping[str, Any], path: str, t: float) -> None:
         step, version = int(record["step"]), int(record.get("version", 0))

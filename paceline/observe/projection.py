@@ -115,15 +115,10 @@ class Projection:
             if row["kind"] == "step":
                 self.metrics.append(row)
             else:
-                self._add_eval(row)
-
-    def _add_eval(self, row: Mapping[str, Any]) -> None:
-        found = {name: value for name, value in row.items() if name != "kind"}
-        if self.evals and self.evals[-1]["step"] >= row["step"]:
-            self.evals = [e for e in self.evals if e["step"] != row["step"]]
-        self.evals.append(found)
-        self.evals.sort(key=lambda e: int(e["step"]))
-        del self.evals[:-MOST_EVALS]
+                del row["kind"]
+                self.evals = [e for e in self.evals if e["step"] != row["step"]] + [row]
+                self.evals.sort(key=lambda e: int(e["step"]))
+                del self.evals[:-MOST_EVALS]
 
     @property
     def metric_names(self) -> set[str]:

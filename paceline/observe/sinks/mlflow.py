@@ -37,7 +37,15 @@ class MlflowSink:
         number = number or self._client.create_experiment(project)
         found = self._client.search_runs([number], f"tags.`{ID_TAG}` = '{self._run.id}'")
         if not found:
-            self._create(number)
+            from mlflow.entities import Param
+
+            tags = {ID_TAG: self._run.id}
+            made = self._client.create_run(number, tags=tags, run_name=self._run.name)
+            self._run_id = made.info.run_id
+            params = [Param(n, str(v)[:PARAM_CHARACTERS]) for n, v in self._run.settings.items()]
+            for start in range(0, len(params), PARAMS_PER_BATCH):
+                batch = params[start : start + PARAMS_PER_BATCH]
+                self._client.log_batch(self._run_id, params=batch)
             return None
         self._run_id = found[0].info.run_id
         self._client.update_run(self._run_id, status="RUNNING")
@@ -59,13 +67,3 @@ class MlflowSink:
     def close(self, outcome: str | None) -> None:
         if outcome is not None and self._run_id:
             self._client.set_terminated(self._run_id, OUTCOMES.get(outcome, "FINISHED"))
-
-    def _create(self, experiment: str) -> None:
-        from mlflow.entities import Param
-
-        tags = {ID_TAG: self._run.id}
-        made = self._client.create_run(experiment, tags=tags, run_name=self._run.name)
-        self._run_id = made.info.run_id
-        settings = [Param(n, str(v)[:PARAM_CHARACTERS]) for n, v in self._run.settings.items()]
-        for start in range(0, len(settings), PARAMS_PER_BATCH):
-            self._client.log_batch(self._run_id, params=settings[start : start + PARAMS_PER_BATCH])
