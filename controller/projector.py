@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from controller.store.journal import LedgerSnapshot
 from controller.store.ledger_follower import totals_of
-from paceline.observe.faults import FaultReport
 from paceline.observe.progress import RATE_STEPS
 from paceline.observe.projection import Projection
 from paceline.observe.redaction import Redactor
@@ -35,7 +34,7 @@ class Glance:
     """Extract of the projection that the status of the run shows."""
 
     steps: Sequence[Mapping[str, Any]] = ()  # Rows of the newest committed steps, oldest first
-    faults: FaultReport | None = None
+    faults: str = ""  # In a sentence; empty: there were none
     reward_trouble: str = ""
 
 
@@ -118,8 +117,8 @@ class Projector:
 
 
 def _glance_at(run: Projection) -> Glance:
-    steps, faults = run.newest_steps(RATE_STEPS), run.totals.faults.report()
-    return Glance(steps, faults, run.held_out.trouble)
+    faults = run.totals.faults.sentence
+    return Glance(run.newest_steps(RATE_STEPS), faults, run.held_out.trouble)
 
 
 async def answer_of(asked: Future[T]) -> T:

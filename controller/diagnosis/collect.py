@@ -41,7 +41,7 @@ _ROLE_OF = {value: role for role, value in ROLES.items()}
 
 
 def why_of(controller: Controller) -> admin_pb2.WhyReply:
-    pace, faults = _pace(controller), controller.context.projector.glance.faults
+    pace = _pace(controller)
     found = diagnose(evidence_of(controller, pace.sentence if pace is not None else ""))
     return message_of(
         admin_pb2.WhyReply,
@@ -53,7 +53,7 @@ def why_of(controller: Controller) -> admin_pb2.WhyReply:
         leads=controller.leader is not None,
         bottleneck=pace.kind if pace is not None else "",
         pace=pace.sentence if pace is not None else "",
-        faults=faults.sentence if faults is not None else "",
+        faults=controller.context.projector.glance.faults,
     )
 
 

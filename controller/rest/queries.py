@@ -21,7 +21,6 @@ from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_p
 from controller.rest.schemas import Problem, documented
 from controller.status import controllers_of, status_of, status_view
 from paceline.observe.event_history import Key, SavedCheckpoint, position_key
-from paceline.observe.faults import FaultReport
 from paceline.observe.groups import (
     MOST_STEP,
     Filter,
@@ -105,24 +104,22 @@ def router(controller: Controller) -> APIRouter:
                 return found
         raise Problem(404, f"there is no worker {worker_id!r}")
 
-    @routes.get(
-        "/steps", summary="Committed steps", tags=["learning"], response_model=schemas.StepsReply
-    )
+    @routes.get("/steps", summary="Committed steps", tags=["learning"])
     async def steps(
         since: Annotated[
             WholeNumber, Query(ge=-1, le=MOST_STEP, description="After this step; -1: the newest")
         ] = -1,
         limit: Annotated[WholeNumber, Query(ge=1, le=1000)] = 100,
     ) -> Response:
+        """``next``: ``since`` of the next request."""
+
         def answer(run: Projection) -> dict[str, Any]:
             rows = run.metrics.rows(since, limit)
             return {"steps": rows, "next": rows[-1]["step"] if rows else max(since, 0)}
 
         return await answered(answer)
 
-    @routes.get(
-        "/metrics", summary="Curves", tags=["learning"], response_model=schemas.MetricsReply
-    )
+    @routes.get("/metrics", summary="Curves", tags=["learning"])
     async def metrics(
         names: Annotated[str, Query(max_length=4000, pattern=r"^[A-Za-z0-9_,.:/@+-]*$")] = CURVES,
         since: Annotated[
@@ -133,6 +130,9 @@ def router(controller: Controller) -> APIRouter:
             WholeNumber, Query(ge=2, le=5000, description="Points per curve, at most")
         ] = 500,
     ) -> Response:
+        """Every list has as many values as ``x``, the steps; null if none was measured. If there
+        are more steps than points, a value is the mean of a bucket of steps, and ``low`` and
+        ``high`` are the bucket's extremes; otherwise these are empty. ``names``: all metrics."""
         asked = list(dict.fromkeys(n for n in names.split(",") if n))[:128]
 
         def answer(run: Projection) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def router(controller: Controller) -> APIRouter:
         return redactor.value(as_dict(found)) | {"since_s": round(found.since_s, 3)}
 
     @routes.get("/faults", summary="Faults so far: causes, hosts, time lost", tags=["run"])
-    async def faults() -> FaultReport:
+    async def faults() -> dict[str, Any]:
         return await projector.ask(lambda run: run.totals.faults.report())
 
     return routes

@@ -47,23 +47,6 @@ class ProblemModel(Reply):
     instance: str
 
 
-class MetricRow(Reply):
-    """Committed step with its metrics."""
-
-    model_config = ConfigDict(extra="allow")
-
-    step: int
-    version: int
-    t: float
-    """Unix seconds."""
-
-
-class StepsReply(Reply):
-    steps: list[MetricRow]
-    next: int
-    """``since`` of the next request."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReply(StatusView):
     """The ledger's status, and what this controller knows of the run besides."""
@@ -98,24 +81,6 @@ class RunReply(StatusView):
     trouble, the error of the last attempt."""
     changed: dict[str, SettingChange]
     """Settings that are not what the run was started with, by dotted name."""
-
-
-class MetricsReply(Reply):
-    """Curves: every list has as many values as ``x``; null if none was measured. If there are more
-    steps than points, a value is the mean of a bucket of steps, and ``low`` and ``high`` are the
-    bucket's extremes. Otherwise ``low`` and ``high`` are empty."""
-
-    x: list[int]
-    """Steps."""
-    t: list[float]
-    """Unix seconds."""
-    series: dict[str, list[float | None]]
-    low: dict[str, list[float | None]]
-    high: dict[str, list[float | None]]
-    evals: list[dict[str, float | None]]
-    """Held-out evaluations."""
-    names: list[str]
-    """All metrics of the run."""
 
 
 class EventsReply(Reply):

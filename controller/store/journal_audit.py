@@ -155,7 +155,7 @@ class _Replay:
             "mesh_rebuilds": state.fleet.mesh_rebuilds,
             "rollbacks": state.versions.rollbacks,
         }
-        self.report.faults = self._totals.faults.report().to_json()
+        self.report.faults = self._totals.faults.report()
 
     async def check_payloads(self, urls: list[str], redis_url: str, run_id: str) -> None:
         store = open_payloads(urls, run_id, redis_url)

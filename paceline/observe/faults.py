@@ -13,10 +13,10 @@ training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.observe.vocabulary import ATTRIBUTED, DOCUMENTED, NO_FAULT, EventType, FaultCause
+from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, EventType, FaultCause
 
 KEPT = 256  # Newest faults that are kept one by one
 HOSTS_KEPT = 1024
@@ -253,23 +253,27 @@ class Faults:
     def _open(self) -> list[Fault]:
         return [fault for fault in self.recent if fault.recovered_s < 0]
 
-    def report(self) -> FaultReport:
+    def report(self) -> dict[str, Any]:
+        """All faults as JSON: their causes, the most frequent first, and hosts, the time that they
+        have cost, the share of time spent training (null before the second commit), and the newest
+        ones, newest last. docs/diagnosis.md has the meaning of causes and times."""
         share = self.training_share
-        return FaultReport(
-            faults=self.count,
-            attributed=self.attributed,
-            attributed_share=self.attributed / self.count if self.count else None,
-            causes={
+        return {
+            "faults": self.count,
+            "attributed": self.attributed,  # with a known cause
+            "attributed_share": self.attributed / self.count if self.count else None,
+            "causes": {
                 str(c): {"faults": n, "lost_s": round(self.lost_by_cause.get(c, 0.0), 3)}
                 for c, n in self._ranked()
             },
-            hosts=dict(self.by_host),
-            suspected_hosts=list(self.blamed),
-            lost_s=round(self.lost_s, 3),
-            training_share=None if share is None else round(share, 6),
-            recent=[fault.to_json() for fault in self.recent[-SHOWN:]],
-            sentence=self.sentence,
-        )
+            "hosts": dict(self.by_host),
+            "suspected_hosts": list(self.blamed),  # of which several processes have failed
+            # Time between commits above the usual pace, faults or not.
+            "lost_s": round(self.lost_s, 3),
+            "training_share": None if share is None else round(share, 6),
+            "recent": [fault.to_json() for fault in self.recent[-SHOWN:]],
+            "sentence": self.sentence,
+        }
 
     @property
     def sentence(self) -> str:
@@ -292,35 +296,3 @@ class Faults:
     def _ranked(self) -> list[tuple[str, int]]:
         """Causes with their number of faults, the most frequent first."""
         return sorted(self.by_cause.items(), key=lambda item: (-item[1], item[0]))
-
-
-@dataclass(frozen=True, slots=True)
-class FaultReport:
-    __pydantic_config__ = DOCUMENTED
-
-    faults: int
-    attributed: int
-    """Number of faults with a known cause."""
-    attributed_share: float | None
-    """Null without a fault."""
-    causes: dict[str, dict[str, float]]
-    """``faults`` and ``lost_s``, the training time that they have cost in seconds, by cause, the
-    most frequent first."""
-    hosts: dict[str, int]
-    """Faults by host."""
-    suspected_hosts: list[str]
-    """Hosts of which several processes have failed."""
-    lost_s: float
-    """Time between commits above the usual pace, faults or not, in seconds."""
-    training_share: float | None
-    """Share of the time between commits; null before the second."""
-    recent: list[dict[str, Any]]
-    """Newest last: t (Unix seconds), name (worker id, controller id or redis), host (empty: not
-    known), pid (0: not known), cause, attributed (the cause is known, and not only a symptom),
-    lost_s, and recovered_s, the seconds until commits came at the usual pace again (null: not
-    yet)."""
-    sentence: str
-    """The report in words; empty without a fault."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

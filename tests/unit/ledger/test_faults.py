@@ -227,7 +227,10 @@ def test_several_faults_of_different_workers_name_their_host_once() -> None:
     die(run, "r1", "exit", FaultCause.KILLED)
     assert run.totals.faults.blamed == {"b": run.now - 1.0}
     report = run.totals.faults.report()
-    assert report.suspected_hosts == ["b"] and "host b is suspected (4 faults)" in report.sentence
+    assert (
+        report["suspected_hosts"] == ["b"]
+        and "host b is suspected (4 faults)" in report["sentence"]
+    )
 
 
 def test_the_only_host_of_a_fleet_is_never_named() -> None:
@@ -322,5 +325,5 @@ def test_a_cause_that_is_found_later_takes_the_lost_time_along() -> None:
     word = {"worker_id": "p0", "incarnation": 7, "cause": "network_partition"}
     faults.take("FaultExplained", word)
     report = faults.report()
-    assert report.causes["network_partition"]["lost_s"] == pytest.approx(5.0)
-    assert report.attributed_share == 1.0 and list(report.causes) == ["network_partition"]
+    assert report["causes"]["network_partition"]["lost_s"] == pytest.approx(5.0)
+    assert report["attributed_share"] == 1.0 and list(report["causes"]) == ["network_partition"]
