@@ -1,6 +1,7 @@
 """Request bodies, replies and problem details (RFC 9457) of the REST interface: the schema that
 OpenAPI publishes. What the ledger's views, the projection and protobuf messages say is a reply as
-it is. A fault of the controller is a generic 500; the stack trace is only in its log."""
+it is: workers are ``WorkerStatus`` and the diagnosis ``WhyReply`` of admin.proto. A fault of the
+controller is a generic 500; the stack trace is only in its log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +11,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from controller.ledger.state.settings import SettingChange
@@ -19,16 +19,6 @@ from controller.status import StatusView
 from paceline.config.sections.scorers import PREFIX
 from paceline.observe.event_history import ListedEvent
 from paceline.observe.vocabulary import DOCUMENTED
-from paceline.rpc.grpc_channel import AS_TEXT
-from paceline.v1 import admin_pb2
-
-PYTHON_TYPES = {
-    FieldDescriptor.CPPTYPE_STRING: str,
-    FieldDescriptor.CPPTYPE_BOOL: bool,
-    FieldDescriptor.CPPTYPE_DOUBLE: float,
-    **dict.fromkeys((FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64), int),
-    **dict.fromkeys((FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64), int),
-}
 
 
 class Reply(BaseModel):
@@ -88,25 +78,6 @@ class EventsReply(Reply):
     """Oldest first."""
     next: str
     """``since`` of the next request."""
-
-
-def reply_of(message: Descriptor) -> type[BaseModel]:
-    """The schema of a protobuf message as ``paceline.rpc.grpc_channel.as_dict`` writes it."""
-
-    def kind(field: FieldDescriptor) -> Any:
-        if field.enum_type is not None or field.name in AS_TEXT:
-            return str
-        inner = field.message_type
-        if inner is not None and inner.GetOptions().map_entry:
-            return dict[str, kind(inner.fields_by_name["value"])]  # type: ignore[misc]
-        return PYTHON_TYPES[field.cpp_type] if inner is None else reply_of(inner)
-
-    fields: Any = {field.name: (kind(field), ...) for field in message.fields}
-    return create_model(message.name, **fields)
-
-
-WorkerReply = reply_of(admin_pb2.WorkerStatus.DESCRIPTOR)
-WhyReply = reply_of(admin_pb2.WhyReply.DESCRIPTOR)
 
 
 class Done(Reply):
