@@ -140,7 +140,12 @@ class SampleArchiver:
                 steps = self._steps[:count]
                 await self._fill(steps)
                 rows = [row for step in steps for row in step.rows.values()]
-                await self._in_thread(self._write, self._writer, rows)
+                try:
+                    await self._in_thread(self._writer.write, rows)
+                except Exception as error:  # logged once, and it stops nothing
+                    if not self._failed:
+                        event(log, "samples cannot be archived", logging.ERROR, why=str(error))
+                    self._failed = True
                 del self._steps[:count]
 
     async def _fill(self, steps: Sequence[_Step]) -> None:
@@ -157,11 +162,8 @@ class SampleArchiver:
     def _contents(self, payloads: list[bytes | None]) -> list[dict[str, str]]:
         """Content as text at once: the objects of a minute's completions would make every garbage
         collection a pause. Empty if the payload is gone."""
-        found = [p and content_of(p, self._fill_texts) for p in payloads]
-        return [
-            {"prompt": c["prompt"], "completions": json.dumps(c["completions"])} if c else {}
-            for c in found
-        ]
+        found = (content_of(p, self._fill_texts) if p else None for p in payloads)
+        return [c | {"completions": json.dumps(c["completions"])} if c else {} for c in found]
 
     def _take(self, size: int) -> float:
         """Bytes of a step's ``size`` that may be read: at most archive.step_mb, and
@@ -172,15 +174,6 @@ class SampleArchiver:
         taken = min(room, float(size))
         self._room, self._room_at = room - taken, now
         return taken
-
-    def _write(self, writer: ArchiveWriter, rows: list[dict[str, Any]]) -> None:
-        """A write that fails is logged once, and stops nothing."""
-        try:
-            writer.write(rows)
-        except Exception as error:
-            if not self._failed:
-                event(log, "samples cannot be archived", logging.ERROR, why=str(error))
-            self._failed = True
 
 
 async def _slices(payloads: AsyncIterator[bytes | None]) -> AsyncIterator[list[bytes | None]]:

@@ -55,7 +55,12 @@ class ArchiveWriter:
         self._newest: Path | None = None
         """File of this term to which rows are added as long as it is small."""
         self._newest_bytes = 0  # Uncompressed
-        self._remove_left(clock() - LEFT_S)
+        # What leaders that died left half written; the one before may still be writing. A disk that
+        # refuses stops no leader.
+        with contextlib.suppress(OSError):
+            for path in self._directory.glob("*.part"):
+                if _PART.fullmatch(path.name) and path.stat().st_mtime < clock() - LEFT_S:
+                    path.unlink(missing_ok=True)
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> Path:
         """A new file with ``rows`` (at least one), of whole steps. Afterwards the oldest files are
@@ -76,8 +81,10 @@ class ArchiveWriter:
         else:
             merged = None
         self._written += 1
-        stem = f"{_trained_steps(table)}-{self._term}.{self._written}"
-        path = self._directory / f"{stem}.parquet"
+        columns = (table.column(name).to_pylist() for name in ("step", "state"))
+        steps = [step for step, state in zip(*columns, strict=True) if state != "dropped"]
+        span = f"{min(steps, default=0):08d}-{max(steps, default=0):08d}"
+        path = self._directory / f"{span}-{self._term}.{self._written}.parquet"
         partial = path.with_suffix(".part")
         pq.write_table(table, partial, compression="zstd")
         # Atomic: a reader never sees an incomplete file, and at most a merged one twice.
@@ -85,25 +92,14 @@ class ArchiveWriter:
         if merged is not None:
             merged.unlink(missing_ok=True)
         self._newest, self._newest_bytes = path, table.nbytes
-        self._trim(path)
-        return path
-
-    def _remove_left(self, before: float) -> None:
-        """Removes what leaders that died left half written. The one before may still be writing. A
-        disk that refuses stops no leader."""
-        with contextlib.suppress(OSError):
-            for path in self._directory.glob("*.part"):
-                if _PART.fullmatch(path.name) and path.stat().st_mtime < before:
-                    path.unlink(missing_ok=True)
-
-    def _trim(self, newest: Path) -> None:
-        sizes = {path: path.stat().st_size for path in archive_files(self._run_dir)}
+        sizes = {kept: kept.stat().st_size for kept in archive_files(self._run_dir)}
         total = sum(sizes.values())
-        for path, size in sizes.items():
-            if total <= self._max_bytes or path == newest:
-                return
-            path.unlink(missing_ok=True)
+        for oldest, size in sizes.items():
+            if total <= self._max_bytes or oldest == path:
+                break
+            oldest.unlink(missing_ok=True)
             total -= size
+        return path
 
 
 class ArchiveReader:
@@ -211,9 +207,3 @@ def archive_files(run_dir: Path) -> list[Path]:
             first, term, number = (int(part or 1) for part in match.groups())
             found.append((term, number, first, path))
     return [path for *_, path in sorted(found)]
-
-
-def _trained_steps(table: Any) -> str:
-    pairs = zip(*(table.column(name).to_pylist() for name in ("step", "state")), strict=True)
-    steps = [step for step, state in pairs if state != "dropped"]
-    return f"{min(steps, default=0):08d}-{max(steps, default=0):08d}"
