@@ -15,8 +15,6 @@ _WORDS = {
     "T": "stopped",
     "t": "stopped by a debugger",
     "Z": "dead, not reaped",
-    "X": "dead",
-    "I": "idle",
 }
 
 

@@ -1,7 +1,5 @@
 """The run that a directory holds already, and settings that contradict each other."""
 
-from collections.abc import Mapping
-from typing import Any
 
 from paceline.config.changes import differences, problem_of_divisor
 from paceline.config.load import ConfigError, load_config, run_digest
@@ -29,7 +27,10 @@ def earlier_run(start: Start) -> Findings:
     another = f"start another one with {elsewhere}: with --from {run_dir} it begins with the "
     another += "weights of this one"
     length = next(f"train.{n}" for n in LENGTHS if getattr(config.train, n) is not None)
-    extended = _extends(config, summary)
+    try:
+        extended = can_extend(summary, lambda: steps_of(config))
+    except BadInput:
+        extended = False  # the check of the data says what is wrong
     if summary is not None and summary.get("status") == "finished" and not extended:
         found = f"the run in {run_dir} is finished ({summary.get('steps')} steps)"
         remedy = f"Give it more steps with a larger {length}, run it again with --fresh, or"
@@ -67,13 +68,6 @@ def earlier_run(start: Start) -> Findings:
         yield ok(f"the one in {run_dir} is finished, and goes on to {steps} steps")
     else:
         yield ok(f"the one in {run_dir} is continued")
-
-
-def _extends(config: Config, summary: Mapping[str, Any] | None) -> bool:
-    try:
-        return can_extend(summary, lambda: steps_of(config))
-    except BadInput:
-        return False  # the check of the data says what is wrong
 
 
 def config_warnings(config: Config) -> Findings:
