@@ -1,6 +1,5 @@
 """The run that a directory holds already, and settings that contradict each other."""
 
-
 from paceline.config.changes import differences, problem_of_divisor
 from paceline.config.load import ConfigError, load_config, run_digest
 from paceline.config.objectives import ignored
