@@ -30,14 +30,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
     with without_collection():
         from policy_worker.main import run
 
-    return run(
-        config,
-        controllers=options.controllers,
-        worker_id=options.id,
-        run_dir=options.run_dir,
-        tensor_host=options.tensor_host,
-        place=place,
-    )
+    return run(config, options, place)
 
 
 def follow_from_outside(config: Config, place: TorchrunPlace, options: argparse.Namespace) -> int:

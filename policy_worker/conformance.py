@@ -10,8 +10,7 @@ one line on standard output.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,19 +25,13 @@ from paceline.config.schema import Config
 from paceline.errors import one_line
 from paceline.process.lifetime import leave_after
 from paceline.process.user_code import asked
-from policy_worker.objectives.batch import decode
-from policy_worker.objectives.columns import FLOATS, TokenScores
 from policy_worker.objectives.load import ObjectiveError, load_objective
-from policy_worker.objectives.objective import POLICY, REFERENCE
-from policy_worker.rows.packing import pack
 from policy_worker.toy_step import (
-    CPU,
     GROUP_SIZE,
     TEACHER,
     ToyStep,
     random_group,
     random_groups,
-    totals_of,
 )
 
 
@@ -179,53 +172,6 @@ def _masked(toy: ToyStep) -> str:
     return ""
 
 
-def _derivative(toy: ToyStep) -> str:
-    """autograd against central differences in float64, by the log-prob of each token."""
-    objective = toy.objective
-    batch = decode(toy.groups)
-    columns = objective.columns(batch, totals_of(toy.groups))
-    micro = pack(batch, np.arange(len(batch.length)), CPU)
-    generator = torch.Generator().manual_seed(3)
-
-    def draw() -> Tensor:
-        return torch.randn(len(batch.behaviour), generator=generator, dtype=torch.float64)
-
-    start = torch.from_numpy(batch.behaviour).double() + 0.05 * draw()
-    reference = start - 0.1 if REFERENCE in toy.frozen else None
-    single = columns.of(micro, CPU, reference)
-    present = {name: getattr(single, name) for name in FLOATS}
-    tokens = replace(single, **{n: c.double() for n, c in present.items() if c is not None})
-    # What the model gives for each token: log-probs of a policy, and numbers of scalar heads.
-    names = [name for name in (*toy.parts, *toy.frozen) if name != REFERENCE]
-    outputs = {name: start if name == POLICY else draw() for name in names}
-    constants = {name: output + 0.01 for name, output in outputs.items()}
-
-    def total(name: str, changed: Tensor) -> Tensor:
-        given, before = outputs | {name: changed}, dict(constants)
-        none = torch.zeros(0, dtype=torch.float64)
-        logprobs, constant = given.pop(POLICY, none), before.pop(POLICY, none)
-        entropy, scalars = torch.ones_like(logprobs), objective.scalars
-        scores = TokenScores(logprobs, entropy, constant, given, before, scalars=scalars)
-        return objective.loss(scores, tokens).total
-
-    for name in toy.parts:
-        leaf = outputs[name].clone().requires_grad_()
-        loss = partial(total, name)
-        found = loss(leaf)
-        gradient = torch.autograd.grad(found, leaf, allow_unused=True)[0] if found.grad_fn else None
-        largest = 0.0 if gradient is None else float(gradient.abs().max())
-        limits = {"eps": 1e-4, "atol": 1e-2 * max(1e-6, largest), "rtol": 0.0}
-        try:
-            torch.autograd.gradcheck(loss, leaf, **limits, check_undefined_grad=False)
-        except RuntimeError:
-            what = "log-probs" if name == POLICY else f"values of {name}"
-            return (
-                f"autograd and differences give other slopes: something between the {what} and the "
-                "total is detached, or not differentiable"
-            )
-    return ""
-
-
 _PROPERTIES: dict[str, Callable[[ToyStep], str]] = {
     "groups may be split over replicas": _replicas,
     "groups may be added in rounds": _rounds,
@@ -234,7 +180,6 @@ _PROPERTIES: dict[str, Callable[[ToyStep], str]] = {
     "a step can be computed again": _repeatable,
     "gradients are finite": _finite,
     "masked tokens train nothing": _masked,
-    "the gradient is the loss's": _derivative,
 }
 
 

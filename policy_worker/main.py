@@ -32,7 +32,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -77,24 +77,18 @@ LAST_REPLY_S = 3.0
 """How long after STOPPED a vote's reply is waited for: no controller may be left to send it."""
 
 
-def run(
-    config: Config,
-    *,
-    controllers: Sequence[str],
-    worker_id: str,
-    run_dir: Path | None = None,
-    tensor_host: str | None = None,
-    place: TorchrunPlace | None = None,
-) -> int:
-    """Runs until the controller says STOPPED. Returns the exit status. Raises UserError. ``place``:
-    of rank 0, if the ranks of the replica were started from outside."""
+def run(config: Config, options: Namespace, place: TorchrunPlace | None = None) -> int:
+    """Runs until the controller says STOPPED. Returns the exit status. Raises UserError.
+    ``options``: of ``worker_command``. ``place``: of rank 0, if the ranks of the replica were
+    started from outside."""
+    worker_id, controllers = options.id, options.controllers
     logs.setup(worker_id)
     torch.set_num_threads(config.fleet.policy_threads)
     worker: PolicyWorker | None = None
-    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_POLICY, run_dir)
+    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_POLICY, options.run_dir)
     try:
         with loading_model(config.model.path):
-            worker = PolicyWorker(config, controllers, worker_id, run_dir, tensor_host, place)
+            worker = PolicyWorker(config, options, place)
         worker.side = side
         worker.run()
     except RequestRefused as error:
@@ -109,18 +103,13 @@ class PolicyWorker:
     """One policy replica, in the process of its rank 0."""
 
     def __init__(
-        self,
-        config: Config,
-        controllers: Sequence[str],
-        worker_id: str,
-        run_dir: Path | None = None,
-        tensor_host: str | None = None,
-        place: TorchrunPlace | None = None,
+        self, config: Config, options: Namespace, place: TorchrunPlace | None = None
     ) -> None:
         """Raises ModelError, AuthError, ReplicaBroken, or BadInput for a wrong ``place``."""
+        worker_id, controllers = options.id, options.controllers
         self.config = config
-        self.run_dir = run_dir
-        self.host = tensor_host or own_address(controllers[0])
+        self.run_dir: Path | None = options.run_dir
+        self.host = options.tensor_host or own_address(controllers[0])
         self.worker_report = PolicyReport()
         self.epochs = self.worker_report.epochs
         self.side: SideChannel | None = None
@@ -136,7 +125,7 @@ class PolicyWorker:
             worker_id=worker_id,
             report=self.report,
             tensor_host=self.host,
-            run_dir=run_dir,
+            run_dir=self.run_dir,
         )
         device = pick_device(config.model.device, place.local_rank if place is not None else 0)
         if place is not None and place.size > 1:
@@ -144,12 +133,9 @@ class PolicyWorker:
             replica, _ = OutsideRank(place, config, worker_id, self.host).join(device.type)
         else:
             settings = {"config": config.model_dump(mode="json"), "worker_id": worker_id}
-            replica = start_ranks(
-                config.fleet.policy_ranks,
-                config_json=json.dumps(settings),
-                threads=config.fleet.policy_threads,
-                device_type=device.type,
-            )
+            fleet, given = config.fleet, json.dumps(settings)
+            limits = {"threads": fleet.policy_threads, "device_type": device.type}
+            replica = start_ranks(fleet.policy_ranks, config_json=given, **limits)
         self.stuck_ranks = StuckRanks(replica.follower_pids)
         self.trainer = Trainer(
             config,

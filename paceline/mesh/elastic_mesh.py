@@ -215,7 +215,7 @@ class ProcessMesh:
             self._running.clear()
         else:
             # The abandoned group keeps its running operations, and they keep their buffers.
-            event(_log, "operation does not end", logging.WARNING, left=graveyard.unended())
+            event(_log, "operation does not end", logging.WARNING, rank=self.rank)
 
 
 class _Done:

@@ -140,11 +140,6 @@ class AbandonedGroups:
             if self._thread is None:
                 self._thread = threads.start(self._run, "mesh-drop")
 
-    def unended(self) -> int:
-        """Groups with an operation that has not ended (yet)."""
-        with self._lock:
-            return sum(not all(h.poll(0.0) for h in running) for _, running in self._graves)
-
     def _run(self) -> None:
         while True:
             threads.exiting.wait(_LOOK_S)

@@ -15,9 +15,7 @@ A Programming Model for Generating Optimized Attention Kernels, arXiv 2412.05496
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -135,48 +133,6 @@ def register() -> None:
             AttentionMaskInterface.register(name, packed_mask)
 
 
-class LostPacking(NotImplementedError):
-    """A layer does not hand the row's packing to its attention."""
-
-
-_IN_ROW = ContextVar("in a packed row", default=False)
-
-
-@contextmanager
-def whole_row() -> Iterator[None]:
-    """Inside is the forward of a packed row: attention without its packing raises."""
-    token = _IN_ROW.set(True)
-    try:
-        yield
-    finally:
-        _IN_ROW.reset(token)
-
-
-def handed_packing(module: nn.Module) -> Packing | None:
-    """The packing that hand_packing() has left with ``module``. Raises LostPacking if it is needed,
-    and there is none."""
-    packing: Packing | None = getattr(module, "packing", None)
-    if packing is None and _IN_ROW.get():
-        raise LostPacking(
-            f"{type(module).__name__} gets no packing: a layer does not hand its keyword arguments "
-            "to attention, and the sequences of a row would see one another"
-        )
-    return packing
-
-
-def hand_packing(blocks: Iterable[nn.Module]) -> None:
-    """For blocks that get the packing of a row and lose it: each leaves it with its modules, also
-    when it is computed again in a backward pass."""
-    for block in blocks:
-        inside = list(block.modules())
-
-        def leave(_: nn.Module, args: Any, given: Any, inside: list[nn.Module] = inside) -> None:
-            for module in inside:
-                module.packing = given.get("packing")
-
-        block.register_forward_pre_hook(leave, with_kwargs=True)
-
-
 def packed_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
     """No mask for packed rows (Packing says it all); a padded batch gets the ordinary one."""
     if attention_mask is None:
@@ -201,7 +157,6 @@ def packed_attention(
     and T is the row. Without, an ordinary causal batch. Raises NotImplementedError for what would
     change the scores and is not done here."""
     refuse_unsupported(extra)
-    packing = packing or handed_packing(module)
     if packing is None:
         mask = attention_mask
         if mask is None:
@@ -292,7 +247,6 @@ def packed_flex_attention(
     packed_attention(). On a GPU the kernel is compiled at the first row. PyTorch has none for CPUs
     with a backward pass: there the same mask is dense, which is right for checks and slow for long
     rows."""
-    packing = packing or getattr(module, "packing", None)
     if packing is None:
         given = {"scaling": scaling, "sliding_window": sliding_window, **extra}
         return packed_attention(module, query, key, value, attention_mask, **given)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.model_shape import DEFAULT_CHUNK_MB, logits_of, tokens_per_chunk
-from policy_worker.model.attention import MicroBatch, whole_row
+from policy_worker.model.attention import MicroBatch
 from policy_worker.objectives.columns import TokenScores
 
 
@@ -74,37 +74,24 @@ def _mix_in(kind: type, model: nn.Module) -> None:
 
 
 def forward_row(base: nn.Module, microbatch: MicroBatch, **more: Any) -> Any:
-    """The output of a model without its head over the row. Raises NotImplementedError if its layers
-    lose the row's packing on the way to attention."""
-    with whole_row():
-        return base(
-            input_ids=microbatch.input_ids,
-            position_ids=microbatch.position_ids,
-            packing=microbatch.packing,
-            use_cache=False,
-            **more,
-        )
+    """The output of a model without its head over the row."""
+    return base(
+        input_ids=microbatch.input_ids,
+        position_ids=microbatch.position_ids,
+        packing=microbatch.packing,
+        use_cache=False,
+        **more,
+    )
 
 
 def score(
-    model: nn.Module,
-    microbatch: MicroBatch,
-    temperature: float,
-    *,
-    entropy_gradient: bool = False,
-    routers: bool = False,
-    chunk_mb: float = DEFAULT_CHUNK_MB,
+    model: nn.Module, microbatch: MicroBatch, temperature: float, **settings: Any
 ) -> TokenScores:
     """TokenScores of the micro-batch's targets under ``model``, which make_scorer has prepared.
-    ``routers``: with the logits of its experts' routers. ``chunk_mb``: most logits held at once, in
-    MiB of float32; those of larger rows are computed in chunks, and again in the backward pass."""
-    scores: TokenScores = model(
-        microbatch=microbatch,
-        temperature=temperature,
-        entropy_gradient=entropy_gradient,
-        routers=routers,
-        chunk_mb=chunk_mb,
-    )
+    ``entropy_gradient``: the entropy has a graph. ``routers``: with the logits of its experts'
+    routers. ``chunk_mb``: most logits held at once, in MiB of float32; those of larger rows are
+    computed in chunks, and again in the backward pass."""
+    scores: TokenScores = model(microbatch=microbatch, temperature=temperature, **settings)
     return scores
 
 

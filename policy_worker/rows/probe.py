@@ -25,9 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import one_line
-from policy_worker.model.attention import LostPacking, hand_packing
 from policy_worker.model.heads import HEAD, score, values
-from policy_worker.model.policy_model import blocks_of
 from policy_worker.model.train_state import local_tensor, slices_again
 from policy_worker.objectives.batch import Ints, TokenBatch
 from policy_worker.rows.packing import pack
@@ -57,8 +55,7 @@ def probe(
     mixed: bool = False,
 ) -> None:
     """Raises Unfit. ``model``: prepared for its use, with weights; of a sharded one all ranks call
-    it. If its blocks lose the packing of a row, they are mended, and it is tried again.
-    ``longest``: tokens of a sequence in this run; a window that none reaches is of no matter.
+    it. ``longest``: tokens of a sequence in this run; a window that none reaches is of no matter.
     ``mixed``: its weights are gathered in bfloat16."""
     found = _Probe(model, head, device, longest, mixed)
     precision = torch.autocast(device.type, torch.bfloat16, enabled=mixed)
@@ -72,13 +69,7 @@ def probe(
         _visible_head(model, head),
     ):
         try:
-            try:
-                found.run()
-            except Unfit as error:
-                if not isinstance(error.__cause__, LostPacking):
-                    raise
-                hand_packing(blocks_of(model))
-                found.run()
+            found.run()
         finally:
             slices_again(model)
 

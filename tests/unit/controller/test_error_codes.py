@@ -153,9 +153,5 @@ def test_only_a_registration_can_be_refused_for_bad_input(
     monkeypatch.setattr(module, role, made)
     monkeypatch.setattr(module.logs, "setup", lambda _: None)
     config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}})
-    where, none = ["127.0.0.1:1"], {"run_dir": None, "tensor_host": None}
-    if rollout:
-        options = SimpleNamespace(controllers=where, id="w", **none)
-        assert module.run(config, options) == status
-    else:
-        assert module.run(config, controllers=where, worker_id="w") == status
+    given = {"controllers": ["127.0.0.1:1"], "run_dir": None, "tensor_host": None}
+    assert module.run(config, SimpleNamespace(id="w", **given)) == status

@@ -123,12 +123,6 @@ class TrainsMaskedTokens(Plain):
         return np.ones(len(batch.length), bool)
 
 
-class DetachesApart(Plain):
-    def loss(self, scores, tokens):
-        square = scores.logprobs * scores.logprobs.detach()
-        return Loss((square * tokens.weight).sum())
-
-
 def test_the_simplest_objective_keeps_every_property() -> None:
     assert failing(f"{HERE}:Plain") == {}
 
@@ -143,7 +137,6 @@ def test_the_simplest_objective_keeps_every_property() -> None:
         (Overflows, "gradients are finite", "clamp before exp"),
         (DividesByZero, "gradients are finite", "epsilon"),
         (TrainsMaskedTokens, "masked tokens train nothing", "token's weight"),
-        (DetachesApart, "the gradient is the loss's", "detached"),
     ],
 )
 def test_a_mistake_is_named(mistake: type[Objective], where: str, said: str) -> None:
@@ -216,7 +209,7 @@ def test_options_are_part_of_what_the_fleet_shares_and_the_run_is_fixed_to() -> 
 def test_the_command_says_what_holds(tmp_path: Path) -> None:
     fine = CliRunner().invoke(app, ["check-objective", EXAMPLE, "--set", "objective.weight_cap=5"])
     assert fine.exit_code == 0, fine.output
-    assert fine.output.count("ok  ") == 8 and "packed into rows" in fine.output
+    assert fine.output.count("ok  ") == 7 and "packed into rows" in fine.output
     bad = CliRunner().invoke(app, ["check-objective", f"{HERE}:MeanOfTheRow"])
     assert bad.exit_code == 1 and "FAILS" in bad.output and "no mean" in bad.output
     unknown = CliRunner().invoke(app, ["check-objective", "grpo", "--set", "rollout.top_p=1"])
