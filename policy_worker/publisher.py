@@ -72,7 +72,8 @@ class WeightPublisher(SendingEnd):
         self._on_host = on_host
         self._pool = SnapshotPool()
         self._newest: WeightSnapshot | None = None
-        self._version = -1
+        self.version = -1
+        """Newest version published; -1 for none."""
         self._publications = 0
         super().__init__(**ends)
 
@@ -115,7 +116,7 @@ class WeightPublisher(SendingEnd):
             snapshot.publication = self._publications
             snapshot.follow(base)
             with self._changed:
-                self._newest, self._version = snapshot, version
+                self._newest, self.version = snapshot, version
                 self._changed.notify_all()
         return time.perf_counter() - started
 
@@ -123,15 +124,10 @@ class WeightPublisher(SendingEnd):
         """Nobody is to have what was published, and the next version counts as newer, whatever its
         number. No memory of snapshots is kept, except of one that is being sent."""
         with self._changed:
-            self._newest, self._version = None, -1
+            self._newest, self.version = None, -1
             self.taken_back = self._publications
             self._changed.notify_all()
         self._pool = SnapshotPool()
-
-    @property
-    def version(self) -> int:
-        """Newest version published; -1 for none."""
-        return self._version
 
     def newest_for(self, link: WeightLink) -> WeightSnapshot | None:
         return self._newest

@@ -56,9 +56,11 @@ class GlooBackend:
         # Apart: a member that hands on what it receives does both at once.
         self._sends, self._receives = _Pairwise(), _Pairwise()
         made(self)
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+        place = {"interface": interface} if interface else {"hostname": member.host}
         with _forming:
             before = severable_sockets.listeners()
-            device = _gloo_device(member.host)
+            device = dist.ProcessGroupGloo.create_device(**place)
             mine = [a for s, a in severable_sockets.listeners().items() if s not in before]
         here = json.dumps(mine).encode()
         for raw in meeting.exchange("gloo", member.rank, here, member.size):
@@ -180,10 +182,3 @@ class _PairwiseWork:
     def result(self) -> None:
         if self._failure is not None:
             raise MeshError(self._failure)
-
-
-def _gloo_device(host: str) -> Any:
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if interface:
-        return dist.ProcessGroupGloo.create_device(interface=interface)
-    return dist.ProcessGroupGloo.create_device(hostname=host)

@@ -76,10 +76,7 @@ def leave_one_out(reward: Rewards, sequences: Ints, *, normalise: bool) -> Rewar
     return result
 
 
-Floats64 = NDArray[np.float64]
-
-
-def token_advantages(batch: TokenBatch, totals: StepTotals, config: LossConfig) -> Floats64:
+def token_advantages(batch: TokenBatch, totals: StepTotals, config: LossConfig) -> Rewards:
     """-> [S], or [C] if a token of the batch has a reward of its own."""
     if not len(batch.rewarded):
         return advantages_of(batch.reward, batch.sequences, totals, config)
@@ -94,28 +91,28 @@ def token_advantages(batch: TokenBatch, totals: StepTotals, config: LossConfig) 
     scale = deviation + EPSILON if config.advantage_norm and deviation else 1.0
     got = _by_sequence(batch, batch.token_reward)
     before = np.repeat(got, batch.length) - _to_end(batch, batch.token_reward)
-    found: Floats64 = np.repeat(compared, batch.length) - before / scale
+    found: Rewards = np.repeat(compared, batch.length) - before / scale
     return found
 
 
-def _levelled(left: Floats64, batch: TokenBatch) -> Floats64:
+def _levelled(left: Rewards, batch: TokenBatch) -> Rewards:
     """Without rounding errors of the subtraction: they would be divided by one another."""
     size = np.abs(batch.reward) + _by_sequence(batch, np.abs(batch.token_reward))
-    found: Floats64 = np.where(np.abs(left) <= 1e-12 * size, 0.0, left)
+    found: Rewards = np.where(np.abs(left) <= 1e-12 * size, 0.0, left)
     return found
 
 
-def _compared(batch: TokenBatch, *, normalise: bool) -> Floats64:
+def _compared(batch: TokenBatch, *, normalise: bool) -> Rewards:
     """[R]: token rewards less the group's mean; with ``normalise`` over their deviation."""
     group = batch.group_of[_sequence_of(batch)]
     groups = len(batch.sequences)
     count = np.bincount(group, minlength=groups)
     mean = np.bincount(group, batch.token_reward, groups) / np.maximum(count, 1)
-    centred: Floats64 = batch.token_reward - mean[group]
+    centred: Rewards = batch.token_reward - mean[group]
     if not normalise:
         return centred
     variance = np.bincount(group, centred**2, groups) / np.maximum(count - 1, 1)
-    found: Floats64 = centred / (np.sqrt(variance) + EPSILON)[group]
+    found: Rewards = centred / (np.sqrt(variance) + EPSILON)[group]
     return found
 
 
@@ -125,14 +122,14 @@ def _sequence_of(batch: TokenBatch) -> NDArray[np.int64]:
     return np.searchsorted(ends, batch.rewarded, side="right")
 
 
-def _by_sequence(batch: TokenBatch, values: Floats64) -> Floats64:
+def _by_sequence(batch: TokenBatch, values: Rewards) -> Rewards:
     """[R] -> [S]: sums."""
     found = np.zeros(len(batch.length))
     np.add.at(found, _sequence_of(batch), values)
     return found
 
 
-def _to_end(batch: TokenBatch, values: Floats64) -> Floats64:
+def _to_end(batch: TokenBatch, values: Rewards) -> Rewards:
     """[R] -> [C]: at each token, the sum from it to the end of its sequence."""
     dense = np.zeros(len(batch.tokens))
     dense[batch.rewarded] = values

@@ -93,18 +93,6 @@ def _check_tokens(parts: Sequence[Part], config: Config) -> None:
             )
 
 
-def _check_positions(part: Part, config: Config) -> None:
-    """Rows fit model.path: another part may take fewer tokens."""
-    longest = min(config.longest_sequence, positions(config.model.path) or 0)
-    limit = positions(part.path) if part.path else None
-    if limit is not None and limit < longest:
-        raise ModelError(
-            f"{part.field or part.name} = {part.path!r} takes {limit} tokens, and sequences of "
-            f"this run have up to {longest}: name a model that takes as many, or set "
-            f"rollout.max_context = {limit}"
-        )
-
-
 def load_sharded(
     part: Part,
     config: Config,
@@ -118,15 +106,22 @@ def load_sharded(
     ModelError, also if it cannot be trained on packed rows. With train.memory.offload_frozen the
     weights of a part that is not trainable are in host memory, and come to ``device`` for their
     pass."""
-    _check_positions(part, config)
+    path = part.path or config.model.path
+    field = (part.field or part.name) if part.path else "model.path"
+    # Rows fit model.path: another part may take fewer tokens.
+    longest = min(config.longest_sequence, positions(config.model.path) or 0)
+    limit = positions(path)
+    if limit is not None and limit < longest:
+        raise ModelError(
+            f"{field} = {path!r} takes {limit} tokens, and sequences of this run have up to "
+            f"{longest}: name a model that takes as many, or set rollout.max_context = {limit}"
+        )
     model = _load_slices(part, config, replica, device, on_progress, trainable=trainable)
     sliced = replica.mesh is not None
     mixed = sliced and compute_dtype(config.model, device.type) == "bfloat16"
     try:
         probe(model, part.head, device, longest=config.longest_sequence, mixed=mixed)
     except Unfit as error:
-        field = (part.path and part.field) or "model.path"
-        path = part.path or config.model.path
         raise ModelError(f"{field} = {path!r} cannot be trained: {error}") from error
     return model
 
