@@ -205,8 +205,7 @@ class ReplicaPublisher(WeightPublisher):
         self.forget()
 
     def before_change(self) -> None:
-        """Has all that is queued on the device from now on wait for the copies under way: it may
-        change the weights."""
+        """Has the device do nothing more before the copies: it may change the weights."""
         self._copies.before_change()
 
     def close(self) -> None:

@@ -232,8 +232,7 @@ class Trainer:
 
     @on_every_rank
     def digest(self) -> str:
-        """Digest of all parts' weights and of the objective's numbers, equal on replicas whose
-        state is equal bit for bit."""
+        """Digest of weights and numbers, equal where the state is equal bit for bit."""
         return self._present_digest()
 
     def _present_digest(self) -> str:

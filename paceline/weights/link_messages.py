@@ -133,8 +133,7 @@ def send_ask(mesh: ProcessMesh, ask: Ask) -> None:
 
 
 def send_go(mesh: ProcessMesh, go: bool) -> None:
-    """Receiver: has the source send what it answered last, or tells it that this version is not
-    asked for any more."""
+    """Receiver: has the source send what it answered, or tells it to forget this version."""
     send_frame(mesh, {"go": go}, PUBLISHER)
 
 

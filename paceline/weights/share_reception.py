@@ -62,8 +62,7 @@ def receive_direct(
 
 
 def at_once(coming: Sequence[Coming], work: Callable[[Coming], T]) -> list[T]:
-    """The results of ``work`` for all sources. The first that fails ends the meshes of the others,
-    and its error is raised."""
+    """Results of ``work`` for all sources. The first failure ends the other meshes."""
     if len(coming) == 1:
         return [work(coming[0])]
     ended: queue.SimpleQueue[tuple[int, T | Exception]] = queue.SimpleQueue()

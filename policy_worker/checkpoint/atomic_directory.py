@@ -48,8 +48,7 @@ def _handle_of(path: Path) -> Iterator[int]:
 
 
 def put_in_place(finished: Path, final: Path) -> None:
-    """Renames the directory ``finished`` to ``final``. An older directory of that name is gone for
-    an instant before, and removed."""
+    """Renames directory ``finished`` to ``final``; an older one is gone an instant before."""
     old = finished.with_name(f".trash.{finished.name.lstrip('.')}")
     shutil.rmtree(old, ignore_errors=True)  # of one that died between the two
     with contextlib.suppress(FileNotFoundError):

@@ -147,8 +147,7 @@ class Checkpointer:
         return self._writer.submit(self._write, job)
 
     def before_change(self) -> None:
-        """Has all that is queued on the device from now on wait for the copies under way: it may
-        change the state."""
+        """Has the device do nothing more before the copies under way: it may change the state."""
         self._copies.before_change()
 
     def abandon(self, version: Version) -> None:

@@ -265,8 +265,7 @@ def packed_flex_attention(
 
 
 def row_mask(packing: Packing, window: int | None) -> BlockMask | Tensor:
-    """The mask of the row, made once for all layers with the same window; on a CPU and with
-    gradients bool [1, 1, T, T]."""
+    """The row's mask, made once for a window; with gradients on a CPU bool [1, 1, T, T]."""
     pattern = packing.pattern
     device, tokens = pattern.group.device, len(pattern.group)
     dense = device.type == "cpu" and torch.is_grad_enabled()

@@ -52,8 +52,7 @@ class DeviceCopies:
         self._newest = done.event = self._stream.record_event()
 
     def before_change(self) -> None:
-        """Has all that the current stream is given from now on wait, on the device, for the copies:
-        it may overwrite their sources."""
+        """Has the current stream go on after the copies alone: it may overwrite their sources."""
         if self._newest is not None:
             torch.cuda.current_stream(self._device).wait_event(self._newest)
             self._newest = None

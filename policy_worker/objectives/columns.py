@@ -37,8 +37,7 @@ class TokenScores:
     scalars: Mapping[str, float] = field(default_factory=dict)
     """The objective's own numbers before the step (Objective.scalars): constants."""
     routers: tuple[Tensor, ...] = ()
-    """Logits of the router of each layer of experts, [C, experts] where the tokens are predicted,
-    with graph; only if asked for."""
+    """Router logits of each layer of experts, [C, experts], with graph; only if asked for."""
 
 
 Array = TypeVar("Array", np.ndarray, Tensor)

@@ -228,8 +228,7 @@ def ratio(numerator: Tensor, denominator: Tensor, cap: float | None = None) -> T
 
 
 def sequence_mean(values: Tensor, mask: Tensor, sequence_of: Tensor, sequences: int) -> Tensor:
-    """values [C], mask [C] (1 or 0) -> [C]: at each token, the mean over the masked-in tokens of
-    its sequence. Differentiable."""
+    """values, mask [C] -> [C]: at each token, the mean over its sequence's masked-in tokens."""
     zeros = values.new_zeros(sequences)
     total = zeros.index_add(0, sequence_of, values * mask)
     count = zeros.index_add(0, sequence_of, mask).clamp(min=1.0)

@@ -188,8 +188,7 @@ class Ppo(Objective):
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """[C]: 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2); without clip 0.5 (V -
-    R)^2."""
+    """[C]: 0.5 max((V - R)^2, (V_clipped - R)^2); without clip 0.5 (V - R)^2."""
     loss = (values - returns).square()
     if clip is not None:
         clipped = old + (values - old).clamp(-clip, clip)

@@ -240,8 +240,7 @@ PART = "reward"
 
 
 class RewardModel(PairObjective):
-    """``train.algorithm = "reward_model"``. It trains no policy: the model has a scalar head in
-    place of the vocabulary's."""
+    """``train.algorithm = "reward_model"``: a scalar head is trained, and no policy."""
 
     Options = RewardModelOptions
     options: RewardModelOptions

@@ -60,8 +60,7 @@ def end_process(lost: RankLost) -> None:
 
 
 class RankLinks:
-    """Life of one rank, which the others share beside collectives. Until ``begin_end`` the end of
-    another rank ends this process."""
+    """The ranks' common life. Until ``begin_end`` the end of another ends this process."""
 
     def __init__(
         self,

@@ -131,8 +131,7 @@ class ShareExchange:
         return False
 
     def _round(self, group: int, part: int) -> _Round:
-        """The round of buckets ``group`` × n to ``group`` × n + n - 1, their bytes from ``part``
-        on."""
+        """Round of buckets ``group`` × n to ``group`` × n + n - 1, their bytes from ``part`` on."""
         mine, ranks = self.share.source, range(self.share.sources)
 
         def moved(keeper: int, storer: int) -> list[_Piece]:
@@ -143,8 +142,7 @@ class ShareExchange:
         return _Round(own, *sent, *_laid_out(moved(mine, rank) for rank in ranks))
 
     def _pieces(self, group: int, part: int, keeper: int, storer: int) -> list[_Piece]:
-        """Pieces that ``storer`` has and ``keeper`` gets in the round, in the order of the
-        bytes."""
+        """Pieces that ``storer`` has and ``keeper`` gets, in the order of the bytes."""
         manifest, keeping = self.manifest, WeightShare(keeper, self.share.sources)
         bucket = group * self.share.sources + keeper
         if bucket >= manifest.buckets:

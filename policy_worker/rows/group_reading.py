@@ -42,8 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AcceptedGroup:
-    """The plan's entry for a group, before its payload is read. Numbers and digests are 0 and empty
-    if the plan has none."""
+    """The plan's entry for a group. Numbers and digests are 0 and empty if it has none."""
 
     key: GroupKey
     tokens: int = 0
