@@ -227,8 +227,15 @@ class PolicyWorker:
             trainer.form(here, FORM_LIMIT_S, cancelled=over)
         # Those that need the state stand in one line behind the source.
         joiners = [rank for rank, member in enumerate(mesh.members) if member.needs_state]
-        if mesh.restore:
-            self.restore(mesh)
+        version = Version(mesh.state_version)
+        if mesh.restore and trainer.state.version != version:
+            self.worker_report.work(f"epoch {mesh.epoch}: restoring")
+            path = mesh.checkpoint_path
+            what = f"reading checkpoint {path}" if path else "reading the initial model"
+            with waiting(WaitKind.CHECKPOINT, what, path or self.config.model.path):
+                trainer.restore(path, Step(mesh.step), version)
+        elif mesh.restore:
+            pass  # it is here
         elif rank in joiners:
             self.receive_state(mesh, [mesh.source_rank, *joiners], joiners.index(rank))
         elif rank == mesh.source_rank and joiners:
@@ -236,7 +243,7 @@ class PolicyWorker:
             self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {len(joiners)}")
             with waiting(WaitKind.STATE, f"sending the state to {peer}", peer):
                 trainer.send_state(joiners[0])
-        if trainer.state.version != mesh.state_version:
+        if trainer.state.version != version:
             # The controller sees it in the report, and forms an epoch that transfers the state
             # here.
             raise MeshError(
@@ -255,17 +262,6 @@ class PolicyWorker:
             step=trainer.state.step,
             ms=(time.monotonic() - begun) * 1e3,
         )
-
-    def restore(self, mesh: worker_pb2.PolicyMesh) -> None:
-        """Takes the state from a checkpoint, or from model.path."""
-        version = Version(mesh.state_version)
-        if self.trainer.state.version == version:
-            return
-        self.worker_report.work(f"epoch {mesh.epoch}: restoring")
-        path = mesh.checkpoint_path
-        what = f"reading checkpoint {path}" if path else "reading the initial model"
-        with waiting(WaitKind.CHECKPOINT, what, path or self.config.model.path):
-            self.trainer.restore(path, Step(mesh.step), version)
 
     def receive_state(self, mesh: worker_pb2.PolicyMesh, line: list[int], place: int) -> None:
         """Takes the state from the member at ``place``, for the one behind this one, too."""

@@ -40,17 +40,11 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSlice:
-    data: Tensor
-    """In host memory, owned by the snapshot."""
-    offset: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class StateSnapshot:
     """The slices that one rank has to write, copied so that the next step can begin."""
 
-    pieces: dict[str, TensorSlice]
+    pieces: dict[str, tuple[Tensor, tuple[int, ...]]]
+    """In host memory, owned by the snapshot, with their offsets."""
     shapes: dict[str, torch.Size]
     copied: CopiesDone = field(default_factory=CopiesDone)
 
@@ -60,7 +54,7 @@ class StateSnapshot:
     ) -> StateSnapshot:
         """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all. The
         state may be computed with at once. Call ``copies.before_change()`` before it is changed."""
-        pieces: dict[str, TensorSlice] = {}
+        pieces: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
         shapes: dict[str, torch.Size] = {}
         with copies.queued() as copied:
             for name, tensor in named:
@@ -70,22 +64,21 @@ class StateSnapshot:
                 local, offset = _slice_of(tensor)
                 if local.numel() == 0 or (rank and not isinstance(tensor, DTensor)):
                     continue
-                pieces[name] = TensorSlice(copy_to_host(local), offset)
+                pieces[name] = copy_to_host(local), offset
         return cls(pieces, shapes, copied)
 
 
 def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[str]:
     """Writes and fsyncs the snapshot's slices, once copied. Returns the names of the files."""
     snapshot.copied.wait()
-    sized = ((name, piece.data.nbytes) for name, piece in snapshot.pieces.items())
+    sized = ((name, piece.nbytes) for name, (piece, _) in snapshot.pieces.items())
     files, names = list(slices(sized, FILE_BYTES)), []
     for number, stored in enumerate(files, start=1):
-        pieces = {name: snapshot.pieces[name] for name in stored}
-        offsets = {name: {"saved_offsets": piece.offset} for name, piece in pieces.items()}
+        offsets = {name: {"saved_offsets": snapshot.pieces[name][1]} for name in stored}
         # What HuggingFaceStorageReader looks for in the header.
         header = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
         names.append(f"shard-{rank + 1:05d}-model-{number:05d}-of-{len(files):05d}.safetensors")
-        tensors = {name: piece.data for name, piece in pieces.items()}
+        tensors = {name: snapshot.pieces[name][0] for name in stored}
         write_durably(directory / names[-1], save(tensors, header))
     return names
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -62,45 +61,30 @@ def receive_state(
     is void then, its version NO_VERSION."""
     header = torch.zeros(2, dtype=torch.int64)
     state.version = NO_VERSION
-    relay = _Relay(mesh, following)
+    sent: deque[tuple[Handle, Tensor]] = deque()
+
+    def hand_on(bucket: Tensor) -> None:
+        if following is not None:
+            sent.append((mesh.send_async(bucket, following), bucket))
+            if len(sent) > RELAYED:
+                mesh.wait(sent.popleft()[0])
+
     mesh.recv(header, source)
-    relay.hand_on(header)
+    hand_on(header)
     for tensor in state_tensors(state):
         # Into a buffer of its own: a parameter may be a view that is not contiguous.
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         for bucket in _buckets(whole):
             mesh.recv(bucket, source)
-            relay.hand_on(bucket)
+            hand_on(bucket)
             progress()
         with torch.no_grad():
             tensor.copy_(whole)
-    relay.finish(progress)
+    for handle, _ in sent:
+        mesh.wait(handle)
+        progress()
     step, version = header.tolist()
     state.step, state.version = Step(step), Version(version)
-
-
-@dataclass(eq=False)
-class _Relay:
-    """Hands received buckets on, a few at a time; to nobody if ``peer`` is None."""
-
-    mesh: ProcessMesh
-    peer: int | None
-    _sent: deque[tuple[Handle, Tensor]] = field(default_factory=deque)
-
-    def hand_on(self, bucket: Tensor) -> None:
-        if self.peer is not None:
-            self._sent.append((self.mesh.send_async(bucket, self.peer), bucket))
-            while len(self._sent) > RELAYED:
-                self._wait()
-
-    def finish(self, progress: Callable[[], None]) -> None:
-        while self._sent:
-            self._wait()
-            progress()
-
-    def _wait(self) -> None:
-        self.mesh.wait(self._sent[0][0])
-        self._sent.popleft()
 
 
 def _buckets(tensor: Tensor) -> tuple[Tensor, ...]:

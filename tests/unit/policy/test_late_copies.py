@@ -143,7 +143,7 @@ def test_the_next_update_waits_for_the_copies_and_nothing_before_it(trainer, dev
     (snapshot,) = unwritten
     assert any(not torch.equal(t, before[name]) for name, t in state_of(trainer).items())
     for name, tensor in before.items():
-        assert torch.equal(snapshot.pieces[name].data, tensor), name
+        assert torch.equal(snapshot.pieces[name][0], tensor), name
 
 
 def test_a_state_that_is_replaced_waits_for_the_copies(trainer, device, unwritten):
@@ -153,7 +153,7 @@ def test_a_state_that_is_replaced_waits_for_the_copies(trainer, device, unwritte
     trainer.restore("", 0, 2)
     (snapshot,) = unwritten
     for name, tensor in before.items():
-        assert torch.equal(snapshot.pieces[name].data, tensor), name
+        assert torch.equal(snapshot.pieces[name][0], tensor), name
 
 
 def test_the_writer_waits_for_the_copies(trainer, tmp_path):
