@@ -46,7 +46,6 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=1, help="medians over so many runs of each")
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="for Paceline")
     args = parser.parse_args()
     result: dict[str, Any] = {"machine": runs.machine(), "steps": args.steps, "sizes": {}}
     for size in args.sizes:
@@ -120,7 +119,6 @@ def paceline(
         "rollout.max_tokens": MAX_TOKENS,
         "rollout.max_sequences": GROUPS * GROUP_SIZE,
         **more,
-        **runs.given(args.set),
     }
     fleet = runs.run_fleet(f"peer-{size}{len(more)}", settings, warm_up=WARM_UP)
     return {
