@@ -21,6 +21,7 @@ from paceline_launcher.launch.child import Child, ChildSpec
 from paceline_launcher.launch.passing import in_words
 
 EXPORT_LIMIT_S = 1800.0
+EXPORT_LOG = "logs/export.log"
 
 
 async def export_newest(
@@ -40,7 +41,7 @@ async def export_newest(
     note(f"exporting {checkpoint}")
     trust = ["--trust-remote-code"] if config.model.trust_remote_code else []
     command = (*python_module("paceline_launcher"), "export", checkpoint, "--out", str(out), *trust)
-    log = _export_log(run_dir)
+    log = run_dir / EXPORT_LOG
     child = await Child.start(ChildSpec("export", "export", command, os.environ, log))
     ended = asyncio.create_task(child.wait())
     ends: list[asyncio.Future[Any]] = [ended] if give_up is None else [ended, give_up]
@@ -70,7 +71,7 @@ async def close_books(
     if status == "finished":
         export = await export_newest(config, run_dir, note, give_up)
         if export is None:
-            status, reason = "failed", f"the final export failed: see {_export_log(run_dir)}"
+            status, reason = "failed", f"the final export failed: see {run_dir / EXPORT_LOG}"
     replayed = await asyncio.to_thread(replay, redis_url, config.run.name)
     records = Projection.read(run_dir)
     summary = summarise(
@@ -100,10 +101,6 @@ def replay(redis_url: str, run_id: str) -> dict[str, Any]:
     except Exception:  # the summary must not fail with the accounting
         return {}
     return {name: getattr(report, name) for name in ("counts", "problems", "faults")}
-
-
-def _export_log(run_dir: Path) -> Path:
-    return run_dir / "logs" / "export.log"
 
 
 POLL_S = 1.0

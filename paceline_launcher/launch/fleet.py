@@ -37,6 +37,7 @@ from paceline_launcher.launch.fault_reports import FaultReports
 from paceline_launcher.launch.fleet_process import FleetProcess, State, is_leaving
 from paceline_launcher.launch.node_workers import (
     RANK,
+    MeetingPoint,
     NodeWorkers,
     point_in,
     publish_point,
@@ -166,14 +167,12 @@ class Fleet:
             return {}
         run_dir, rank = self.specs.run_dir, rank_of(process.name)
         replica = replica_of(process.name)
+        point: MeetingPoint | None
         if rank == 0:
             point = await asyncio.to_thread(publish_point, run_dir, replica, self.address)
         else:
-            found = await asyncio.to_thread(read_point, run_dir, replica)
-            if found is None:
-                return None
-            point = found
-        return rank_environment(place, self.workers.node, rank, point)
+            point = await asyncio.to_thread(read_point, run_dir, replica)
+        return rank_environment(place, self.workers.node, rank, point) if point else None
 
     async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
         """Waits until these workers have ended by themselves, at most ``limit_s`` seconds. Workers

@@ -89,7 +89,10 @@ class RunWatch:
         interrupted = self.interrupts.first.done
         status = self.status = await leader_status(self.fleet.control, ASK_LIMIT_S)
         self.begun |= status.term > 0
-        self._note_dashboard(status)
+        leading = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
+        if leading and not self._dashboard:
+            self._dashboard = leading[0]
+            self.console.keep(f"dashboard: {dashboard_link(self._dashboard, self.token)}")
         # At the start every controller waits for Redis for a moment.
         held = status.phase.startswith("paused: ") or (
             self.begun and status.phase.startswith("waiting for ")
@@ -134,12 +137,6 @@ class RunWatch:
             or self.interrupts.second.done()
             or (self._stop is not None and self._stop.overdue)
         )
-
-    def _note_dashboard(self, status: admin_pb2.StatusReply) -> None:
-        urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
-        if urls and not self._dashboard:
-            self._dashboard = urls[0]
-            self.console.keep(f"dashboard: {dashboard_link(self._dashboard, self.token)}")
 
     async def _note_events(self) -> None:
         """Prints the new lines of events.jsonl. The live view shows steps itself."""
