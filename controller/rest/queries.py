@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -16,7 +16,6 @@ from controller.diagnosis.collect import headline, why_of
 from controller.export.group_content import GroupGone, stored_group, stored_groups
 from controller.ledger import views
 from controller.replicated_controller import Controller
-from controller.rest import schemas
 from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_pool
 from controller.rest.schemas import Problem, documented
 from controller.status import controllers_of, status_of, status_view
@@ -33,6 +32,7 @@ from paceline.observe.groups import (
 )
 from paceline.observe.projection import Projection
 from paceline.observe.redaction import Redactor
+from paceline.observe.run_files import finite
 from paceline.observe.samples import ArchiveReader
 from paceline.rpc.grpc_channel import as_dict
 
@@ -78,7 +78,7 @@ def router(controller: Controller) -> APIRouter:
         return Response(body, media_type="application/json")
 
     @routes.get("/run", summary="State of the run", tags=["run"])
-    async def run() -> schemas.RunReply:
+    async def run() -> dict[str, Any]:
         await projector.look()
         return run_of(controller, redactor)
 
@@ -204,7 +204,7 @@ def router(controller: Controller) -> APIRouter:
             dropped = f"group {group_id} was dropped ({why}): its samples are deleted"
             raise Problem(404, str(gone) if why is None else dropped) from None
 
-    @routes.get("/events", summary="Events", tags=["events"], response_model=schemas.EventsReply)
+    @routes.get("/events", summary="Events", tags=["events"])
     async def events(
         since: Annotated[str, Query(max_length=64, description="Id of an event; empty: all")] = "",
         limit: Annotated[WholeNumber, Query(ge=1, le=2000)] = 200,
@@ -257,34 +257,36 @@ def router(controller: Controller) -> APIRouter:
     return routes
 
 
-def run_of(controller: Controller, redactor: Redactor) -> schemas.RunReply:
+def run_of(controller: Controller, redactor: Redactor) -> dict[str, Any]:
+    """The ledger's status (``StatusView``), and what this controller knows of the run besides."""
     state, view, leader = controller.state, status_view(controller), controller.leader
     proposal = leader.proposal if leader is not None else None
-    return schemas.RunReply(
-        **{field.name: getattr(view, field.name) for field in fields(view)}
-        | {"reason": redactor.text(view.reason)},
-        max_staleness=controller.settings.config.train.max_staleness,
-        started_t=state.started_t,
-        ended_t=state.ended_t,
-        controllers=[
+    return {
+        **finite(asdict(view)),
+        "reason": redactor.text(view.reason),
+        "max_staleness": controller.settings.config.train.max_staleness,
+        "started_t": state.started_t,  # Unix seconds; 0: not started
+        "ended_t": state.ended_t,
+        "controllers": [
             # An address on this machine is the path of a socket.
             {**seen, "address": redactor.text(seen["address"])}
             for seen in controllers_of(controller)
         ],
-        served_by=controller.identity.controller_id,
-        bottleneck=redactor.text(headline(controller)),
-        time_left_s=time_left_s(controller),
-        stalled_s=stalled_s(controller),
-        proposed=proposal.desired if proposal is not None else {},
-        proposed_why=proposal.why if proposal is not None else "",
-        provider_trouble=redactor.text(leader.provider_trouble)[:500] if leader else "",
-        workers=workers_by_pool(state),
-        sinks=[
+        "served_by": controller.identity.controller_id,
+        "bottleneck": redactor.text(headline(controller)),
+        "time_left_s": time_left_s(controller),
+        "stalled_s": stalled_s(controller),
+        "proposed": proposal.desired if proposal is not None else {},
+        "proposed_why": proposal.why if proposal is not None else "",
+        "provider_trouble": redactor.text(leader.provider_trouble)[:500] if leader else "",
+        "workers": workers_by_pool(state),
+        "sinks": [
             {**sink, "trouble": redactor.text(sink["trouble"])[:500]}
             for sink in controller.sink_states()
         ],
-        changed=state.settings.changed,
-    )
+        # Settings that are not what the run was started with, by dotted name.
+        "changed": {name: asdict(change) for name, change in state.settings.changed.items()},
+    }
 
 
 def workers_of(controller: Controller, redactor: Redactor) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ it is: workers are ``WorkerStatus`` and the diagnosis ``WhyReply`` of admin.prot
 controller is a generic 500; the stack trace is only in its log."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -15,10 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from controller.ledger.state.settings import SettingChange
-from controller.status import StatusView
 from paceline.config.sections.scorers import PREFIX
-from paceline.observe.event_history import ListedEvent
-from paceline.observe.vocabulary import DOCUMENTED
 
 
 class Reply(BaseModel):
@@ -35,49 +31,6 @@ class ProblemModel(Reply):
     status: int
     detail: str
     instance: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReply(StatusView):
-    """The ledger's status, and what this controller knows of the run besides."""
-
-    __pydantic_config__ = DOCUMENTED
-
-    max_staleness: int
-    started_t: float
-    """Unix seconds; 0: not started."""
-    ended_t: float
-    """Unix seconds; 0: not ended."""
-    controllers: list[dict[str, Any]]
-    """controller_id, address, rest, state (leader, standby or silent), pid, host,
-    heartbeat_age_s."""
-    served_by: str
-    """The controller that answers."""
-    bottleneck: str
-    """The limit of the run, or the cause for which it waits, in a sentence."""
-    time_left_s: float | None
-    """Estimate by the median of the newest 20 steps; null if unknown or if the run is over."""
-    stalled_s: float
-    """Time since the last commit if that is far longer than a step, else 0."""
-    proposed: dict[str, int]
-    """Worker counts that the autoscaler proposes; empty: the desired counts."""
-    proposed_why: str
-    workers: dict[str, int]
-    """Living workers of each pool."""
-    provider_trouble: str
-    """Reason for which the fleet differs from the desired counts; only the leader knows."""
-    sinks: list[dict[str, Any]]
-    """Metric sinks, which only the leader has: name, written (points in this term), failing, and
-    trouble, the error of the last attempt."""
-    changed: dict[str, SettingChange]
-    """Settings that are not what the run was started with, by dotted name."""
-
-
-class EventsReply(Reply):
-    events: list[ListedEvent]
-    """Oldest first."""
-    next: str
-    """``since`` of the next request."""
 
 
 class Done(Reply):

@@ -51,8 +51,6 @@ def text_of(event: Mapping[str, Any]) -> str:
 class ListedEvent:
     """An event that is shown to people."""
 
-    __pydantic_config__ = DOCUMENTED
-
     id: str
     """Pass it as ``since`` to continue after this event."""
     t: float
