@@ -97,13 +97,7 @@ def test_values_on_the_page_are_those_of_the_interface(served: Controllers, page
     assert [r[6] for r in rows_of(page, "workers-table")] == [
         str(w["version"]) if w["version"] >= 0 else "–" for w in workers
     ]
-    assert errors_of(page) == []
-
-
-def test_the_banner_says_what_the_run_waits_for(served: Controllers, page: Any) -> None:
-    """The workers of the fixture have ended without a word."""
-    url = rest_url(served)
-    open_page(page, url, "learning")
+    # The workers of the fixture have ended without a word: the banner says whom the run waits for.
     found = api(url, "why")
     assert found["severity"] != "ok" and found["culprit"]["name"]
     wait(lambda: found["culprit"]["name"] in text(page, "why"), "no banner")
