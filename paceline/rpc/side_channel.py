@@ -63,6 +63,7 @@ class SideChannel:
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Reports if ``loop`` no longer runs. Called on that loop."""
+        self._ran = time.monotonic()
         self._loop = loop
         self._tick()
 
