@@ -11,7 +11,6 @@
 - A worker never receives from what hangs on itself.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -41,19 +40,12 @@ class RelayTree:
         for root in roots:
             self._sends[root.worker_id] = len(self._below(root))
             self._roots_of.setdefault(root.host, []).append(root)
-        self._by_load = [(self._sends[root.worker_id], n) for n, root in enumerate(roots)]
-        heapq.heapify(self._by_load)
         if fanout:
             self._add(receiver for root in roots for receiver in self._below(root))
 
     def least_root(self) -> Worker:
-        """The root that sends to the fewest."""
-        while True:
-            sends, number = self._by_load[0]
-            root = self._roots[number]
-            if sends == self._sends[root.worker_id]:
-                return root
-            heapq.heapreplace(self._by_load, (self._sends[root.worker_id], number))
+        """The root that sends to the fewest, the first of equals. There are few roots."""
+        return min(self._roots, key=self._load)
 
     def parent_of(self, receiver: Worker) -> Worker:
         """The publisher for a receiver that is not in the tree."""
