@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from controller.directives import Grounds, directive_grounds, directive_of
 from controller.ledger import Ledger
-from controller.ledger.views import owns_all
+from controller.ledger.views import is_leased
 from paceline.ids import TaskId
 from paceline.v1 import worker_pb2
 
@@ -113,8 +113,9 @@ class Sessions:
 
     def _owns(self, session: ServerSession) -> bool:
         """True if all leases that the session's report names are its worker's."""
-        refs = ((TaskId(ref.task_id), ref.attempt) for ref in session.report.held_leases)
-        return owns_all(self._ledger.state, session.worker_id, refs)
+        state, worker_id = self._ledger.state, session.worker_id
+        named = session.report.held_leases
+        return all(is_leased(state, worker_id, TaskId(x.task_id), x.attempt) for x in named)
 
     def _build(self, session: ServerSession) -> worker_pb2.Directive:
         """The desired state of the session's worker, without term and seq."""

@@ -1,6 +1,5 @@
 """Views of the ledger for the shell: status, counts, payloads. Pure functions."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from controller.ledger.enums import Kind, Phase
@@ -43,11 +42,6 @@ def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bo
     """True if this attempt at the task is leased to this worker."""
     task = state.tasks.records.get(task_id)
     return task is not None and task.leased_as(attempt, worker_id)
-
-
-def owns_all(state: State, worker_id: str, refs: Iterable[Ref]) -> bool:
-    """True if all of these attempts are leased to this worker."""
-    return all(is_leased(state, worker_id, task_id, attempt) for task_id, attempt in refs)
 
 
 def counts(state: State) -> TaskCounts:
@@ -131,6 +125,4 @@ def staleness_of(state: State, task: Task, step: int) -> int:
     """Staleness of the group's oldest token at ``step``; 0: at the next step to open."""
     if task.group is None:
         return 0
-    opened = 1 if state.steps.open is not None else 0
-    at = step or state.versions.step + 1 + opened
-    return state.versions.staleness(task.group.min_version, Step(at))
+    return state.versions.staleness(task.group.min_version, Step(step or state.next_step))
