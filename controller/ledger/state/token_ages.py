@@ -13,16 +13,10 @@ from.
 - A run that drops late groups drops one whose oldest token is older than ``max_staleness``.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from controller.ledger.enums import DropReason
 from controller.ledger.specs import GroupMeta
+from controller.ledger.state.state import State
 from paceline.ids import Step
-
-if TYPE_CHECKING:
-    from controller.ledger.state.state import State
 
 
 def token_ages(s: State, group: GroupMeta, step: Step) -> list[tuple[int, int]]:
