@@ -247,11 +247,10 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
     counts = {name: getattr(tasks, name.replace(" ", "_")) for name in TASKS}
     counts["dropped"] = sum(tasks.dropped.values())
     rows.append(("tasks", "   ".join(f"{count} {name}" for name, count in counts.items())))
-    for change in status.changed:
-        line = f"{change.name} {change.old} -> {change.new} (from step {change.step})"
-        rows.append(("changed", line))
-    if status.proposed:
-        desired = " ".join(f"{role}={count}" for role, count in sorted(status.proposed.items()))
+    for c in status.changed:
+        rows.append(("changed", f"{c.name} {c.old} -> {c.new} (from step {c.step})"))
+    desired = " ".join(f"{role}={count}" for role, count in sorted(status.proposed.items()))
+    if desired:
         rows.append(("proposal", f"{desired}: {status.proposed_why}"))
     if status.reward_trouble:
         rows.append(("warning", Text(printable(status.reward_trouble), style="yellow")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -123,8 +124,8 @@ class Source:
     that of the run that the model comes from, if it is known."""
 
     model: str
-    checkpoint: Path | None
-    config: Config | None
+    checkpoint: Path | None = None
+    config: Config | None = None
 
 
 def find_source(text: str) -> Source:
@@ -133,39 +134,32 @@ def find_source(text: str) -> Source:
     from paceline.dataset.rows import could_be_hub_name
 
     path = Path(text).expanduser()
-    if not path.is_dir():
-        if could_be_hub_name(text) and not path.exists():
-            return Source(text, None, None)
-        raise BadInput(f"{text}: no such directory. Give a model, an export, a checkpoint or a run")
-    if (path / "config.json").is_file() and not (path / META).is_file():
+    if not path.exists() and could_be_hub_name(text):
+        return Source(text)
+    is_model = (path / "config.json").is_file() and not (path / META).is_file()
+    checkpoint = None if is_model else find_checkpoint(path)
+    if is_model:
         refuse_scalar_head(path)
-        try:
-            note = json.loads((path / "paceline.json").read_text())
-            return Source(str(path), None, _run_config(Path(note["checkpoint"]).parent.parent))
-        except (OSError, ValueError, KeyError, TypeError):
-            return Source(str(path), None, None)
-    found = find_checkpoint(path)
-    if found is None:
+    elif checkpoint is None:
         raise BadInput(
-            f"{text} is no model (it has no config.json), no checkpoint (no {META}) and no run "
-            "with a complete checkpoint. Give one of them"
+            f"{text}: no such directory, or it is no model (it has no config.json), no checkpoint "
+            f"(no {META}) and no run with a complete checkpoint. Give a model, an export, a "
+            "checkpoint or a run"
         )
-    run_dir = found.absolute().parent.parent if found == path else path
-    return Source(text, found, _run_config(run_dir))
-
-
-def _run_config(run_dir: Path) -> Config | None:
-    """Configuration of the run; None if its directory has gone, or if it is of another release."""
-    try:
-        return load_config(run_dir / "config.toml")
-    except ConfigError:
-        return None
+    # The run may have gone, or be of another release.
+    config = None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
+        made_of = checkpoint or json.loads((path / "paceline.json").read_text())["checkpoint"]
+        beside = checkpoint in (None, path)
+        run_dir = Path(made_of).absolute().parent.parent if beside else path
+        config = load_config(run_dir / "config.toml")
+    return Source(text, checkpoint, config)
 
 
 def exported(source: Source, into: Path, *, trust_remote_code: bool) -> str:
     """Directory or hub name of the model that an engine loads. Raises ExportError."""
     if source.checkpoint is None:
-        return source.model
+        return str(Path(source.model).expanduser())
     from policy_worker.checkpoint.export import export
 
     out = into / "model"

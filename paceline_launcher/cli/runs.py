@@ -91,31 +91,29 @@ def compare(
         known = ", ".join(sorted(set().union(*(one.metric_names for one in records)))) or "none"
         raise BadInput(f"--metric {metric}: no run has it. Choose from: {known}")
     found = [read_run(path) for path in run_dirs]
-    target = out or (None if as_json else PLOT)
-    labels = [str(path) for path in run_dirs]
-    if target is not None:
-        try:
-            plot_curves(dict(zip(labels, curves, strict=True)), metric, target)
-        except NoMatplotlib as error:
-            if out is not None:
-                raise
-            target = None
-            typer.echo(f"no plot: {error}", err=True)
     settings = settings_that_differ(run_dirs)
+    named = dict(zip(map(str, run_dirs), curves, strict=True))
+    plot = out or (None if as_json else PLOT)
+    try:
+        if plot is not None:
+            plot_curves(named, metric, plot)
+    except NoMatplotlib as error:
+        if out is not None:
+            raise
+        plot = None
+        typer.echo(f"no plot: {error}", err=True)
     if as_json:
         both = zip(found, curves, strict=True)
         listed = [{**run.to_json(), "curve": curve} for run, curve in both]
-        plot = str(target) if target else None
-        print_json({"metric": metric, "plot": plot, "settings": settings, "runs": listed})
+        shown = str(plot) if plot else None
+        print_json({"metric": metric, "plot": shown, "settings": settings, "runs": listed})
         return
-    last = [f"{curve[-1][1]:.4g}" if curve else "-" for curve in curves]
-    _print(found, last, f"last {metric}")
+    _print(found, [f"{c[-1][1]:.4g}" if c else "-" for c in curves], f"last {metric}")
     if settings:
-        typer.echo()
         rows = [(name, *values) for name, values in settings.items()]
-        out_console().print(table("|".join(["setting", *labels]), rows))
-    if target is not None:
-        typer.echo(f"plot: {target}")
+        out_console().print("", table("|".join(["setting", *named]), rows))
+    if plot is not None:
+        typer.echo(f"plot: {plot}")
 
 
 def _print(found: list[Run], last: list[str], title: str) -> None:

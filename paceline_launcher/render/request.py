@@ -100,21 +100,15 @@ class RenderRequest:
 
     @property
     def pools(self) -> list[Pool]:
-        return [self._pool(*pool) for pool in workers_with_spares(self.config).items()]
-
-    def _pool(self, name: str, count: int) -> Pool:
         config, options = self.config, self.options
-        fleet, role = config.fleet, role_of(name)
-        processes = fleet.policy_ranks if role == POLICY else 1
-        gpus = gpus_of_worker(config, name) if options.gpus_per_node is not None else 0
-        threads = int(getattr(fleet, f"{role}_threads")) * processes
-        return Pool(
-            name=name,
-            count=count,
-            gpus=gpus,
-            cpus=max(options.cpus * max(gpus, 1), threads),
-            memory_gib=options.memory_gib * max(gpus, 1),
-        )
+        found = []
+        for name, count in workers_with_spares(config).items():
+            gpus = gpus_of_worker(config, name) if options.gpus_per_node is not None else 0
+            threads = int(getattr(config.fleet, f"{role_of(name)}_threads"))
+            threads *= config.fleet.policy_ranks if name == POLICY else 1
+            cpus = max(options.cpus * max(gpus, 1), threads)
+            found.append(Pool(name, count, gpus, cpus, options.memory_gib * max(gpus, 1)))
+        return found
 
     def check_workers_fit_nodes(self, *, spread: bool = False) -> None:
         """Raises BadInput if a worker has more GPUs than a node. ``spread``: policy replicas

@@ -108,7 +108,7 @@ def check_report(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["nowhere/at/all"], "no such directory. Give a model"),
+        (["nowhere/at/all"], "no such directory, or"),
         (["{}/model", "--data", "missing.jsonl"], "missing.jsonl"),
         (["{}/model"], "--data is missing"),
         (["{}", "--data", "{}/held_out.jsonl"], "no config.json"),
