@@ -43,13 +43,6 @@ def started_s(pid: int) -> float:
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def age_s(started: float) -> float:
-    """Seconds since ``started``, which is of ``started_s``."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    now = time.time() if boot is None else time.clock_gettime(boot)
-    return max(0.0, now - started)
-
-
 def alive(process: psutil.Process) -> bool:
     """True if that process runs. A process that has ended but is not reaped yet is dead."""
     import psutil

@@ -19,7 +19,6 @@ import psutil
 
 from paceline.config.schema import Config
 from paceline.observe.fleet_file import ProcessId
-from paceline.process.lifetime import age_s
 from paceline.process.torchrun_environment import without_place
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
@@ -58,12 +57,8 @@ class Child:
     identity: ProcessId
     process: asyncio.subprocess.Process | None = None  # None: it was taken over
     log_offset: int = 0  # bytes of the log file before the start
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)  # or when it was taken over
     signalled: bool = False
-
-    @classmethod
-    def adopted(cls, spec: ChildSpec, identity: ProcessId) -> Child:
-        return cls(spec, identity, began=time.monotonic() - age_s(identity.started))
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> Child:

@@ -118,7 +118,7 @@ class Fleet:
             elif process.state != "ended":
                 self.mark(process, "ended")
         for spec in specs:
-            adopted = Child.adopted(spec, living[spec.name]) if spec.name in living else None
+            adopted = Child(spec, living[spec.name]) if spec.name in living else None
             self._process(spec).start(spec, adopted)
         return sum(spec.name in living for spec in specs)
 
