@@ -20,10 +20,11 @@ from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, Phase, SuspendStage, VerdictCode
 from controller.ledger.limits import problem_of, within
 from controller.ledger.specs import EvalSet, LiveSpec, RunSpec, SetResult
-from controller.ledger.state.evals import EvalRound
+from controller.ledger.state.evals import EvalRound, Score
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
 from paceline.errors import RefusalCode
+from paceline.evaluation import SetScores
 from paceline.ids import Step, Version
 from paceline.observe.vocabulary import MeshEnd
 
@@ -121,12 +122,11 @@ def _recorded(s: State, round_: EvalRound) -> ev.EvalRecorded:
 
 
 def _result(round_: EvalRound, of: EvalSet, version: Version | None) -> SetResult:
-    score = round_.scores.get(version) if version is not None else None
-    scores = score.sets.get(of.name) if score is not None else None
-    count = scores.rows if scores is not None else 0
+    of_version = Score() if version is None else round_.scores.get(version, Score())
+    scores = of_version.sets.get(of.name, SetScores())
     # A mean over few rows may be high by chance, and would be the best score of the run.
-    metrics = scores.metrics() if scores is not None and 2 * count > of.rows else {}
-    return SetResult(of.name, count, round_.scored(of.name) - count, metrics)
+    metrics = scores.metrics() if 2 * scores.rows > of.rows else {}
+    return SetResult(of.name, scores.rows, round_.scored(of.name) - scores.rows, metrics)
 
 
 def settle_end(d: Decider, now: float) -> None:
