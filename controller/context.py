@@ -12,7 +12,7 @@ from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters, RunFiles
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import CommandRefused
-from controller.ledger.decisions.settings import problem_with, stays_ended
+from controller.ledger.decisions.settings import check_steps, stays_ended
 from controller.ledger.specs import EvalSet, LearningRate, LiveSpec, RunSpec
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
@@ -210,8 +210,7 @@ class RunSettings:
         state = self._state()
         if state.ended:
             raise CommandRefused(RefusalCode.STOPPED, f"the run has {state.phase}")
-        if why := problem_with(state, spec):
-            raise CommandRefused(RefusalCode.INVALID, why)
+        check_steps(state, spec)
         step = Step(state.versions.step + 1 + (state.steps.open is not None))
         changes = state.settings.differing(settings)
         return {name: SettingChange(old, new, step) for name, (old, new) in changes.items()}

@@ -22,23 +22,22 @@ def change_settings(
     """``settings``: to change, by dotted name; the shell has validated them with the others.
     ``spec``: the fields of the run's spec that follow from them."""
     s = d.state
-    if problem := problem_with(s, spec):
-        raise CommandRefused(RefusalCode.INVALID, problem)
+    check_steps(s, spec)
     changes = s.settings.differing(settings)
     if not changes:
         raise CommandRefused(RefusalCode.INVALID, "the run has these settings already")
     _emit(d, request_id, changes, {}, spec, now)
 
 
-def problem_with(s: State, spec: LiveSpec) -> str:
-    """Reason why the run cannot go on with ``spec``; empty if it can."""
+def check_steps(s: State, spec: LiveSpec) -> None:
+    """Raises CommandRefused if the run cannot go on with ``spec``."""
     newest = _newest_step(s)
     if spec.steps < newest:
-        return (
+        raise CommandRefused(
+            RefusalCode.INVALID,
             f"train.steps = {spec.steps}: step {newest} is under way or trained already. To end "
-            "the run now, use paceline stop"
+            "the run now, use paceline stop",
         )
-    return ""
 
 
 def _newest_step(s: State) -> Step:
@@ -52,8 +51,7 @@ def take_over_config(d: Decider, now: float, spec: LiveSpec, file: Mapping[str, 
     if stays_ended(s, spec.steps):
         return
     extended = s.ended
-    if problem := problem_with(s, spec):
-        raise CommandRefused(RefusalCode.INVALID, problem)
+    check_steps(s, spec)
     edited = s.settings.edited(file)
     # A setting that the run does not know yet is new in this release, and has not been edited.
     known = {name: value for name, value in edited.items() if name in s.settings.values}
