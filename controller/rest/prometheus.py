@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from controller.ledger.step_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import last_commit_t
-from controller.status import StatusView, status_of, status_view
+from controller.status import status_of, status_view
 from paceline.v1 import admin_pb2, common_pb2
 
 Values = Mapping[Any, float]
@@ -104,7 +104,15 @@ class PrometheusMetrics(Collector):
         dropped = view.tasks.dropped
         yield _metric("tasks", "Groups by state", tasks, "state")
         yield _metric("tasks_dropped_total", "Groups dropped, by reason", dropped, "reason")
-        yield from self._step(view)
+        # A metric that the run lacks has no value, so that every name can be looked up.
+        for name in OF_STEP:
+            help_text = f"{name} of the newest step, as docs/metrics.md defines it"
+            yield _metric(RENAMED.get(name, name), help_text, view.metrics.get(name))
+        times = (re.fullmatch("time_(.*)_s", name) for name in view.metrics)
+        parts = {found[1]: view.metrics[found[0]] for found in times if found}
+        yield _metric("step_part_seconds", "Time split of the newest step", parts, "part")
+        ages = token_ages_of(view.metrics)
+        yield _metric("token_age_share", "Trained tokens by age, in steps", ages, "age")
         yield _metric("workers_desired", "Desired workers", view.desired, "role")
         leader = controller.leader
         proposed = dict(view.desired) if leader is not None else {}
@@ -119,18 +127,6 @@ class PrometheusMetrics(Collector):
         ):
             yield _metric(name, help_text, {sink["name"]: sink[key] for sink in sinks}, "sink")
         yield from self._workers()
-
-    @staticmethod
-    def _step(view: StatusView) -> Iterator[Metric]:
-        # A metric that the run lacks has no value, so that every name can be looked up.
-        for name in OF_STEP:
-            help_text = f"{name} of the newest step, as docs/metrics.md defines it"
-            yield _metric(RENAMED.get(name, name), help_text, view.metrics.get(name))
-        times = (re.fullmatch("time_(.*)_s", name) for name in view.metrics)
-        parts = {found[1]: view.metrics[found[0]] for found in times if found}
-        yield _metric("step_part_seconds", "Time split of the newest step", parts, "part")
-        ages = token_ages_of(view.metrics)
-        yield _metric("token_age_share", "Trained tokens by age, in steps", ages, "age")
 
     def _workers(self) -> Iterator[Metric]:
         found = status_of(self._controller).workers

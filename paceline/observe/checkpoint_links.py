@@ -41,7 +41,10 @@ def follow(run_dir: Path, event: Mapping[str, Any]) -> None:
         with contextlib.suppress(FileNotFoundError):  # its writer has deleted it already
             (directory / VOID).touch()
     elif link != directory and (directory / META).is_file():
-        _point(link, directory.name)
+        partial = link.with_name(f".link.{link.name}.{os.getpid()}")
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(directory.name)
+        partial.replace(link)
 
 
 def unlink(directory: Path) -> None:
@@ -71,13 +74,3 @@ def is_checkpoint_name(name: str) -> bool:
 
 def _link_name(directory: Path) -> str:
     return directory.name.partition(".")[0]
-
-
-def _point(link: Path, target: str) -> None:
-    partial = link.with_name(f".link.{link.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    partial.symlink_to(target)
-    if link.is_dir() and not link.is_symlink():
-        # Written before checkpoints had names of their own, and abandoned by a rollback since.
-        link.rename(link.with_name(f"{link.name}.earlier-{os.getpid()}"))
-    partial.replace(link)

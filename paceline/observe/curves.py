@@ -61,7 +61,12 @@ class MetricStore:
         """At most ``limit`` rows after step ``since``, oldest first; since < 0: the newest."""
         end = len(self.steps)
         start = max(0, end - limit) if since < 0 else bisect_right(self.steps, since)
-        return [self._row(i) for i in range(start, min(end, start + limit))]
+        columns: dict[str, array[Any]] = {"step": self.steps, "version": self.versions}
+        columns |= {"t": self.times, **self._values}
+        return [
+            {n: None if math.isnan(column[i]) else column[i] for n, column in columns.items()}
+            for i in range(start, min(end, start + limit))
+        ]
 
     def curves(
         self, names: Sequence[str], *, since: int, until: int, points: int
@@ -97,16 +102,6 @@ class MetricStore:
             found["low"][name] = _listed(np.fmin.reduceat(values, starts))
             found["high"][name] = _listed(np.fmax.reduceat(values, starts))
         return found
-
-    def _row(self, index: int) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "step": self.steps[index],
-            "version": self.versions[index],
-            "t": self.times[index],
-        }
-        for name, column in self._values.items():
-            row[name] = None if math.isnan(column[index]) else column[index]
-        return row
 
     def _columns(self) -> Iterable[array[Any]]:
         return (self.steps, self.versions, self.times, *self._values.values())
