@@ -66,7 +66,7 @@ def drain(
     target: Target,
     replace: bool = False,
     wait: Seconds = 0.0,
-    incarnation: Annotated[int, typer.Option(min=1, max=(1 << 64) - 1)] = 0,
+    incarnation: Annotated[int | None, typer.Option(min=1, max=(1 << 64) - 1)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Let one worker finish its tasks and leave.
@@ -81,7 +81,7 @@ def drain(
         wait SECONDS: Wait for it to leave, at most this long.
         incarnation NUMBER: Refuse if another process has this id now; see paceline status --json.
     """
-    meant = incarnation
+    meant = incarnation or 0
     _ask("Drain", {"worker_id": worker, "replace": replace, "incarnation": meant}, as_json, target)
 
     def left(status: admin_pb2.StatusReply) -> bool:
