@@ -42,7 +42,9 @@ from rollout_worker.generated_group import text_of
 _CONTEXT = 16
 """Tokens before a text that decide how it begins."""
 
-FULL_CODES = FULL, TURNS = "context_length_exceeded", "max_turns_exceeded"
+FULL = "context_length_exceeded"
+TURNS = "max_turns_exceeded"
+FULL_CODES = (FULL, TURNS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ from paceline.prompt_tokenizer import Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Completion, Engine, Finish, merge_spans
 from rollout_worker.engine.transformers.sampler import sample_keys
-from rollout_worker.environments import base
 from rollout_worker.environments.base import (
+    COMPONENT,
+    TURNS,
     EnvironmentFailed,
     EnvironmentTask,
     TurnRewards,
@@ -261,13 +262,13 @@ def _components(result: Any) -> dict[str, float] | None:
     if result is None:
         return None
     if isinstance(result, TurnRewards):
-        whole = {base.TURNS: math.fsum(map(_number, result.turns))}
+        whole = {TURNS: math.fsum(map(_number, result.turns))}
         return whole | (_components(result.outcome) or {})
     if isinstance(result, Mapping):
         if not 0 < len(result) <= _MOST:
             raise _bad(f"it returned {len(result)} rewards, 1 to {_MOST} allowed")
         return {str(name)[:64]: _number(value) for name, value in result.items()}
-    return {base.COMPONENT: _number(result)}
+    return {COMPONENT: _number(result)}
 
 
 def _number(value: Any) -> float:
