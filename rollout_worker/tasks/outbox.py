@@ -62,11 +62,6 @@ class GroupUpload:
         # In a thread: large groups take some time, and the session must go on.
         return await asyncio.to_thread(lambda: [self._encode(group) for group in groups])
 
-    async def put(self, groups: Sequence[Encoded]) -> None:
-        """Stores the payloads. Raises StoreUnavailable; it may be repeated."""
-        named = ((g.facts.task, g.payload) for g in groups if g.payload)
-        await self.store.put({(TaskId(t.task_id), t.attempt): data for t, data in named})
-
     def _encode(self, group: rollout_pb2.Group) -> Encoded | rollout_pb2.ReturnedTask:
         try:
             facts = check_group(group, self.limits, ANY)
@@ -201,8 +196,9 @@ class Outbox:
         sized = ((item, len(item[1].payload)) for item in ready.items())
         try:
             for part in slices(sized, SLICE_BYTES):
+                named = ((group.facts.task, group.payload) for _, group in part if group.payload)
                 with self._storing():
-                    await upload.put([group for _, group in part])
+                    await upload.store.put({(TaskId(t.task_id), t.attempt): p for t, p in named})
                 self._away_since = None
                 for key, kept in part:
                     if self._queue.get(key) is kept:

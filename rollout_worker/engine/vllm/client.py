@@ -33,6 +33,7 @@ from rollout_worker.engine.model import (
 )
 from rollout_worker.engine.vllm import internals
 
+EXTENSION = "rollout_worker.engine.vllm.worker_extension.PacelineRank"
 _SET_BY = {
     "model": "model.path",
     "tokenizer": "model.tokenizer",
@@ -94,7 +95,7 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
         "seed": config.run.seed,
         # Of the distribution that was sampled from: temperature, top-k and top-p applied.
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "rollout_worker.engine.vllm.worker_extension.PacelineRank",
+        "worker_extension_cls": EXTENSION,
         # The first weights come over the weights link; reading a checkpoint first would waste time.
         "load_format": "dummy",
         "enable_prefix_caching": True,
@@ -165,11 +166,8 @@ class EngineSpec:
 
 
 class VLLMClient:
-    """``overrides``: engine arguments that the config cannot set."""
-
-    def __init__(self, config: Config, overrides: Mapping[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._overrides = dict(overrides)
         self._owner = ThreadPoolExecutor(1, "vllm-owner")
         self.llm: Any = None  # AsyncLLM; None before the start and after the end
         self.spec: EngineSpec
@@ -246,7 +244,7 @@ class VLLMClient:
                 f'model.device is "{config.model.device}", but this vLLM computes on '
                 f"{current_platform.device_type}"
             )
-        given = engine_arguments(config, model, cpu=cpu) | self._overrides
+        given = engine_arguments(config, model, cpu=cpu)
         engine_environment(given, cpu=cpu)
         torch.set_num_threads(config.fleet.rollout_threads)
         with torch.device("meta"):

@@ -47,19 +47,11 @@ _CLOSE_S = 1.0
 
 
 class VLLMEngine(Engine):
-    """``overrides``: engine arguments that the config cannot set."""
-
     exact_continuation = False
     least_temperature = 0.01
     most_temperature = 2.0
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: PromptTokenizer,
-        *,
-        overrides: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
         if not self.least_temperature <= config.rollout.temperature <= self.most_temperature:
             raise EngineError(
                 f"rollout.temperature is {config.rollout.temperature:g}; vLLM samples at "
@@ -68,7 +60,7 @@ class VLLMEngine(Engine):
         self._config = config
         self.on_update = config.rollout.on_update  # The next swap's treatment of running sequences
         self._tokenizer = tokenizer
-        self._client = VLLMClient(config, overrides or {})
+        self._client = VLLMClient(config)
         self._swap = WeightSwap(
             self._client,
             self._generate if config.rollout.verify else None,

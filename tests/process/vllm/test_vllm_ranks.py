@@ -22,6 +22,7 @@ from rollout_worker.engine.base import (
     SwapFailed,
     WeightMismatch,
 )
+from rollout_worker.engine.vllm import client
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.vllm_faults import EXTENSION, FAULT
 from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
@@ -64,7 +65,8 @@ async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Faul
     config = tiny_config(first, slots=8, engine="vllm", tensor_parallel=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FAULT, str(fault))
-        engine = make_test_engine("vllm", config, worker_extension_cls=EXTENSION)
+        patch.setattr(client, "EXTENSION", EXTENSION)
+        engine = make_test_engine("vllm", config)
         await engine.start()
     yield Faulty(engine, fault, (Reference(first), Reference(second)))
     await engine.close()
@@ -184,12 +186,13 @@ async def test_where_loading_is_copying_a_swap_is_those_copies(
     fault = tmp_path / "fault"
     fault.write_text("")
     monkeypatch.setenv(FAULT, str(fault))
+    monkeypatch.setattr(client, "EXTENSION", UNPACKED)
     models = [
         make_tiny_model(tmp_path / str(seed), ascii_letters, hidden=128, seed=seed)
         for seed in range(3)
     ]
     config = tiny_config(models[0], slots=8, engine="vllm", tensor_parallel=2)
-    engine = make_test_engine("vllm", config, worker_extension_cls=UNPACKED)
+    engine = make_test_engine("vllm", config)
     await engine.start()
     try:
         scene = Faulty(engine, tmp_path, (Reference(models[0]), Reference(models[1])))
