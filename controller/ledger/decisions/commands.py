@@ -117,7 +117,7 @@ def by_request(
     decide: Callable[Concatenate[Decider, float, str, P], None], *, after_end: bool = False
 ) -> Callable[Concatenate[str, P], Command[str]]:
     """The command's first argument is a request id, its reply the effect. A repeated request gets
-    its first reply and decides nothing."""
+    its first reply and decides nothing. What may follow from it is decided with it."""
 
     def answer(
         d: Decider, now: float, request_id: str, /, *args: P.args, **kwargs: P.kwargs
@@ -127,6 +127,7 @@ def by_request(
             if s.ended and not after_end:
                 raise CommandRefused(RefusalCode.STOPPED, f"the run has {s.phase}")
             decide(d, now, request_id, *args, **kwargs)
+            d.settle_fleet(now)
         return s.requests[request_id]
 
     answer.__name__ = decide.__name__

@@ -232,7 +232,6 @@ def _drain(
         )
     fewer = {} if replace or worker.leaving else _one_fewer(d, worker)
     d.emit(ev.Drained(request_id, worker_id, fewer))
-    d.settle_fleet(now)
 
 
 # The workers of a run that has ended may still be asked to leave.

@@ -214,13 +214,11 @@ def scale(
             "re-read the status and retry",
         )
     d.emit(ev.Scaled(request_id, dict(desired)))
-    d.settle_fleet(now)
 
 
 @by_request
 def pause(d: Decider, now: float, request_id: str, paused: bool) -> None:
     d.emit(ev.Paused(request_id, paused))
-    d.settle_fleet(now)
 
 
 @by_request
@@ -259,7 +257,6 @@ def go_on(d: Decider, now: float, request_id: str) -> None:
     if d.state.phase not in (Phase.SUSPENDING, Phase.SUSPENDED):
         raise CommandRefused(RefusalCode.INVALID, "the run has not been stopped for now")
     d.emit(ev.RunContinued(request_id))
-    d.settle_fleet(now)
 
 
 @by_request
@@ -269,4 +266,3 @@ def stop(d: Decider, now: float, request_id: str, reason: str, *, failed: bool =
         _fail(d, request_id, reason, now)
     else:
         d.emit(ev.StopRequested(request_id, reason))
-        d.settle_fleet(now)

@@ -26,7 +26,8 @@ def change_settings(
     changes = s.settings.differing(settings)
     if not changes:
         raise CommandRefused(RefusalCode.INVALID, "the run has these settings already")
-    _emit(d, request_id, changes, {}, spec, now)
+    first = Step(_newest_step(s) + 1)
+    d.emit(ev.SettingsChanged(request_id, changes, {}, spec, first, now))
 
 
 def check_steps(s: State, spec: LiveSpec) -> None:
@@ -56,7 +57,8 @@ def take_over_config(d: Decider, now: float, spec: LiveSpec, file: Mapping[str, 
     # A setting that the run does not know yet is new in this release, and has not been edited.
     known = {name: value for name, value in edited.items() if name in s.settings.values}
     if edited:
-        _emit(d, "", s.settings.differing(known), edited, spec, now)
+        first, changes = Step(_newest_step(s) + 1), s.settings.differing(known)
+        d.emit(ev.SettingsChanged("", changes, edited, spec, first, now))
     if extended:
         d.emit(ev.RunExtended(spec.steps, now))
     d.settle_fleet(now)
@@ -66,17 +68,3 @@ def stays_ended(s: State, steps: int) -> bool:
     """True if the run has ended and does not go on to ``steps``: its settings are final."""
     extended = s.phase is Phase.FINISHED and s.versions.step >= s.run.steps < steps
     return s.ended and not extended
-
-
-def _emit(
-    d: Decider,
-    request_id: str,
-    changes: Mapping[str, tuple[Any, Any]],
-    configured: Mapping[str, Any],
-    spec: LiveSpec,
-    now: float,
-) -> None:
-    s = d.state
-    step = Step(_newest_step(s) + 1)
-    d.emit(ev.SettingsChanged(request_id, changes, configured, spec, step, now))
-    d.settle_fleet(now)
