@@ -49,7 +49,7 @@ def table(columns: str, rows: Iterable[Sequence[Any]], *, header: bool = True) -
 
 def short(value: Any) -> str:
     """A value as the cell of a table: numbers with three digits, counts with their sum."""
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(n, int) for n in value.values()):
         counts = ", ".join(f"{name} {count}" for name, count in sorted(value.items()))
         return f"{sum(value.values())} ({counts})" if counts else "0"
     if isinstance(value, float):

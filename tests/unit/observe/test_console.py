@@ -77,7 +77,8 @@ def test_words_of_processes_are_neither_markup_nor_steer_the_terminal(
     plain = PlainConsole(Console(file=out, width=240), Progress())
     plain.note(said)
     live.close()
-    print_outcome({"status": "failed", "reason": said}, Path("run"))
+    sets = {"held_out": {"step": 5, "reward": 0.5}}
+    print_outcome({"status": "failed", "reason": said, "eval_sets": sets}, Path("run"))
     printed = capsys.readouterr()
     assert shown in printed.out
     assert shown in printed.err
