@@ -77,19 +77,12 @@ def test_schedules_that_once_failed(seed: int) -> None:
     check_seed(seed, lies=False)
 
 
-def test_a_seed_runs_the_same_way_twice() -> None:
-    first, second = run_schedule(7), run_schedule(7)
-    assert first.redis.entries == second.redis.entries
-    assert first.timeline.now == second.timeline.now
-    assert first.rng.getstate() == second.rng.getstate()
-
-
 def test_a_seed_runs_the_same_way_in_every_process() -> None:
     """Of schedule 1000025, two leaders in six answered two long polls in the other order."""
     code = (
         "from testbed.simulator.faults import run_schedule\n"
         "world = run_schedule(1000025)\n"
-        "print(world.timeline.now, world.rng.random())"
+        "print(world.timeline.now, world.rng.random(), len(world.redis.entries))"
     )
     runs = [
         subprocess.run(
