@@ -3,11 +3,11 @@
     journal entries (leader, standby, audit) ──┐
     events.jsonl (CLI, runs that are over) ────┴─► projection ─► REST, page, CLI, console, summary
 
-- ``projection.Projection`` folds every event once. ``take`` adds a durable journal entry, ``read``
-  a run directory; ``history``, ``metrics``, ``evals`` and ``totals`` are its results.
-- In a controller ``controller.projector.Projector`` keeps it in a thread of its own:
-  ``await projector.ask(lambda run: run.history.checkpoints)``.
-- ``run_files`` writes the run's files behind the leader's journal; sinks and alerts
-  take the same records. No process reads a file again that it writes.
-- ``vocabulary`` has the words for types, severity and causes that ledger and readers share.
+- ``projection`` folds every event once: into ``event_history``, ``curves``, ``held_out``, and the
+  totals ``coverage``, ``faults`` and ``groups``. A controller keeps it in a thread of its own.
+- A leader writes ``run_files``, ``checkpoint_links`` and ``samples``, and feeds ``sinks``, each
+  behind its journal in a ``drain``. No process reads a file again that it writes.
+- Others read a run's directory by ``runs``, ``file_tail`` and ``fleet_file``, and a running fleet
+  by ``run_watcher`` and ``progress``.
+- ``vocabulary`` has the words that ledger and readers share; ``redaction`` hides secrets and paths.
 """
