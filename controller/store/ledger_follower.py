@@ -102,7 +102,7 @@ def totals_of(snapshot: LedgerSnapshot) -> Totals:
     """The totals as of a snapshot that was read."""
     assert snapshot.observed is not None
     totals = decode(Totals, snapshot.observed)
-    totals.restore(snapshot.state)
+    totals.coverage.restore(snapshot.state)
     return totals
 
 

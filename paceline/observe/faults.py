@@ -28,11 +28,6 @@ LATE_S = 0.1  # Below it a late commit is jitter
 CALM = 2  # Commits in a row at the usual pace after which a fault is over
 SAME_S = 30.0  # Two reports about one process within it are about the same fault
 SHOWN = 100
-BLAME_WINDOW_S = 600.0
-BLAME_FAULTS = 3
-BLAME_WORKERS = 2
-"""A host is suspected after so many faults of so many of its processes within the window, if these
-are more than half of all faults in it and the fleet has another host."""
 
 
 @dataclass(slots=True)
@@ -62,8 +57,6 @@ class Faults:
 
     recent: list[Fault] = field(default_factory=list)
     """The newest ones, oldest first, each process's once, with the best evidence of its cause."""
-    blamed: dict[str, float] = field(default_factory=dict)
-    """Suspected hosts, and when each was named last. Unix seconds."""
     by_cause: dict[str, int] = field(default_factory=dict)
     lost_by_cause: dict[str, float] = field(default_factory=dict)  # Seconds
     by_host: dict[str, int] = field(default_factory=dict)
@@ -147,7 +140,6 @@ class Faults:
         self._count(fault.cause, 1)
         self._host_found(fault.host)
         self.calm = 0
-        self._suspect(fault.host, fault.t)
 
     @staticmethod
     def _same(before: Fault, fault: Fault) -> bool:
@@ -169,17 +161,6 @@ class Faults:
             if fault.name == name:
                 return fault
         return None
-
-    def _suspect(self, host: str, now: float) -> None:
-        """A host is suspected, rather than its processes, if several of them have failed."""
-        others = any(other != host for _, other in self.processes.values())
-        if not host or not others or now - self.blamed.get(host, -BLAME_WINDOW_S) < BLAME_WINDOW_S:
-            return
-        recent = [fault for fault in self.recent if now - fault.t < BLAME_WINDOW_S]
-        here = [fault.name for fault in recent if fault.host == host]
-        several = len(here) >= BLAME_FAULTS and len(set(here)) >= BLAME_WORKERS
-        if several and 2 * len(here) > len(recent):
-            self.blamed[host] = now
 
     def _rename(self, fault: Fault, cause: FaultCause) -> None:
         if cause not in ATTRIBUTED or cause == fault.cause:
@@ -267,7 +248,6 @@ class Faults:
                 for c, n in self._ranked()
             },
             "hosts": dict(self.by_host),
-            "suspected_hosts": list(self.blamed),  # of which several processes have failed
             # Time between commits above the usual pace, faults or not.
             "lost_s": round(self.lost_s, 3),
             "training_share": None if share is None else round(share, 6),
@@ -289,8 +269,6 @@ class Faults:
         )
         if self.training_share is not None:
             text += f"; {self.training_share:.1%} of the time was spent training"
-        for host in self.blamed:
-            text += f"; host {host} is suspected ({self.by_host.get(host, 0)} faults)"
         return text
 
     def _ranked(self) -> list[tuple[str, int]]:

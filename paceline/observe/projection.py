@@ -49,11 +49,6 @@ class Totals:
         self.faults.take(kind, record)
         self.dropped.take(t, kind, record)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what the ledger's state, as it is in a snapshot, says of tasks under way."""
-        self.coverage.restore(state)
-        self.dropped.restore(state)
-
 
 class Projection:
     """``clean`` is applied to the words of events before they are kept. Not thread-safe."""
@@ -72,10 +67,17 @@ class Projection:
     def read(cls, run_dir: Path, clean: Callable[[Any], Any] = lambda value: value) -> Projection:
         """The run in ``run_dir``, by its file. Raises DamagedFile."""
         projection = cls(clean)
-        for number, line in enumerate(read_lines(run_dir / "events.jsonl")):
+        path = run_dir / "events.jsonl"
+        for number, line in enumerate(read_lines(path)):
             line = {"type": "", "position": "", "n": number, "t": 0.0, **line}
-            projection.add_line(line)
-            projection.totals.faults.take(line["type"], line)
+            try:
+                projection.add_line(line)
+                projection.totals.faults.take(line["type"], line)
+            except (KeyError, TypeError, ValueError) as error:
+                event = f"{line['type']} {line['position']}/{line['n']}"
+                raise DamagedFile(
+                    f"{path}: the event {event} is damaged ({error!r}): remove its line to continue"
+                ) from error
         return projection
 
     def read_history(self, run_dir: Path) -> bool:
@@ -85,7 +87,7 @@ class Projection:
             for line in read_lines(run_dir / "events.jsonl"):
                 if "position" in line:
                     self.add_line(line)
-        except (DamagedFile, OSError):
+        except (KeyError, TypeError, ValueError, OSError):
             pass
         return bool(self.history.position)
 

@@ -209,58 +209,6 @@ def test_an_end_that_was_asked_for_or_of_a_run_that_stops_is_no_fault() -> None:
     assert run.names() == [] and causes(run) == {}
 
 
-def three_faults_on_b(run: Driven) -> None:
-    for worker_id, cause in (("r1", "killed"), ("r2", "crashed"), ("r1", "killed")):
-        if not run.state.fleet.workers[worker_id].alive:
-            join(run, worker_id, host="b", pid=run.incarnations)
-        die(run, worker_id, "exit", FaultCause(cause))
-
-
-def test_several_faults_of_different_workers_name_their_host_once() -> None:
-    run = Driven()
-    join(run, "r0", host="a")
-    join(run, "r1", host="b"), join(run, "r2", host="b")
-    three_faults_on_b(run)
-    assert run.totals.faults.blamed == {"b": run.now}
-    run.now += 1.0
-    join(run, "r1", host="b", pid=50)
-    die(run, "r1", "exit", FaultCause.KILLED)
-    assert run.totals.faults.blamed == {"b": run.now - 1.0}
-    report = run.totals.faults.report()
-    assert (
-        report["suspected_hosts"] == ["b"]
-        and "host b is suspected (4 faults)" in report["sentence"]
-    )
-
-
-def test_the_only_host_of_a_fleet_is_never_named() -> None:
-    run = Driven()
-    join(run, "r1", host="b"), join(run, "r2", host="b")
-    three_faults_on_b(run)
-    assert run.totals.faults.blamed == {}
-
-
-def test_faults_of_one_worker_are_its_own_and_not_its_hosts() -> None:
-    run = Driven()
-    join(run, "r0", host="a"), join(run, "r1", host="b")
-    for pid in range(2, 6):
-        die(run, "r1", "exit", FaultCause.KILLED)
-        join(run, "r1", host="b", pid=pid)
-    assert run.totals.faults.blamed == {}
-
-
-def test_faults_that_are_old_or_spread_over_hosts_name_none() -> None:
-    run = Driven()
-    join(run, "r0", host="a")
-    join(run, "r1", host="b"), join(run, "r2", host="b")
-    die(run, "r1", "exit", FaultCause.KILLED)
-    die(run, "r2", "exit", FaultCause.KILLED)
-    run.now += 700.0
-    join(run, "r1", host="b", pid=5)
-    die(run, "r1", "exit", FaultCause.KILLED)
-    assert run.totals.faults.blamed == {}
-
-
 # ---- the pace -------------------------------------------------------------------------------
 
 

@@ -120,10 +120,20 @@ def test_the_names_of_directories_are_no_markup(tmp_path: Path) -> None:
     assert "[red]x[" in invoke("runs", str(tmp_path)).output
 
 
-def test_one_damaged_run_hides_none_of_the_others(runs: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("nonsense", "events.jsonl: line 4 is damaged"),
+        (
+            '{"type": "WorkerDied", "position": "9-0", "n": 1, "t": 4.0}',
+            "events.jsonl: the event WorkerDied 9-0/1 is damaged",
+        ),
+    ],
+)
+def test_one_damaged_run_hides_none_of_the_others(runs: Path, line: str, reason: str) -> None:
     damaged = make_run(runs / "d", [0.1, 0.2], changed=500.0)
     with (damaged / "events.jsonl").open("a") as file:
-        file.write("nonsense\n")
+        file.write(f"{line}\n")
     listed = json.loads(invoke("runs", str(runs), "--json").output)
     assert {run["name"]: run["state"] for run in listed} == {
         "a": "finished",
@@ -131,5 +141,5 @@ def test_one_damaged_run_hides_none_of_the_others(runs: Path) -> None:
         "c": "ended",
         "d": "damaged",
     }
-    assert "events.jsonl: line 4 is damaged" in listed[-1]["reason"]
+    assert reason in listed[-1]["reason"]
     assert "damaged: " in invoke("runs", str(runs)).output

@@ -8,18 +8,13 @@ import { Table } from "../table.js";
 const MOST_HOSTS = 8;
 const words = (cause) => cause.replaceAll("_", " ");
 
-let suspected = [];
 const table = new Table(
   $("faults-table"),
   [
     { title: "when", head: true, node: (f) => when(f.t) },
     { title: "process", value: (f) => f.name },
     { title: "cause", value: (f) => words(f.cause), class: (f) => (f.attributed ? "" : "warn") },
-    {
-      title: "host",
-      value: (f) => f.host || "–",
-      class: (f) => (suspected.includes(f.host) ? "bad" : ""),
-    },
+    { title: "host", value: (f) => f.host || "–" },
     { title: "pid", num: true, value: (f) => (f.pid ? String(f.pid) : "–") },
     { title: "training lost", num: true, value: (f) => seconds(f.lost_s) },
     {
@@ -46,10 +41,8 @@ function when(t) {
 
 export async function faults() {
   const found = await askStandby("faults");
-  suspected = found.suspected_hosts;
   $("faults").hidden = !found.faults;
   put($("faults-sentence"), found.sentence ? `${found.sentence}.` : "");
-  $("faults-sentence").className = suspected.length ? "hint bad" : "hint";
   const hosts = Object.entries(found.hosts).sort((a, b) => b[1] - a[1]);
   const shown = hosts
     .slice(0, MOST_HOSTS)

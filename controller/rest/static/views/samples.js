@@ -53,7 +53,7 @@ const groupsTable = new Table(
     { title: "stale", num: true, value: (g) => (g.reason ? "–" : String(g.staleness)) },
     { title: "step", num: true, value: (g) => (g.step ? String(g.step) : "–") },
     { title: "versions", num: true, value: versionsText },
-    { title: "by", value: (g) => g.owner + (g.detail ? ` (${g.detail.slice(0, 80)})` : "") },
+    { title: "by", value: (g) => (g.owner || g.detail).slice(0, 80) },
   ],
   (g) => `${g.group_id}/${g.attempt}${g.reason || ""}`,
   "Groups",
