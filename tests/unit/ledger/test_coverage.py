@@ -38,14 +38,6 @@ def test_every_row_is_trained_dropped_on_its_way_or_still_to_come(run: Driven) -
     assert (epoch.to_come, epoch.skipped, epoch.twice) == (3, 0, 0)
 
 
-def test_an_epoch_ends_within_a_batch(run: Driven) -> None:
-    for _ in range(3):
-        run.train()
-    first, second = run.coverage().epochs
-    assert (first.trained, first.to_come) == (10, 0)
-    assert (second.trained, second.to_come) == (2, 8)
-
-
 def test_a_row_that_is_trained_in_a_lost_step_and_again_in_its_replay_counts_once(
     run: Driven,
 ) -> None:

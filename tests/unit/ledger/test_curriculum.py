@@ -31,6 +31,11 @@ def test_each_group_of_equal_rewards_in_a_row_halves_the_probability_down_to_the
     assert found == [0.5, 0.25, 0.125, 0.1, 0.1, 1.0, 0.5, 0.5]
     assert curriculum.probability(4, 0.1) == curriculum.probability(10**6, 0.1) == 1.0
     assert (curriculum.always, curriculum.never) == (1, 0)
+    for _ in range(1000):
+        curriculum.measure(5, ALWAYS)
+    assert curriculum.probability(5, 1e-9) == 1e-9
+    curriculum.measure(5, MIXED)
+    assert curriculum.probability(5, 1e-9) == 1.0, "a long time is forgotten with one group"
 
 
 @pytest.mark.parametrize(("minimum", "settled"), [(0.1, 9), (0.3, 9), (0.1, 1), (1.0, 9)])
@@ -43,15 +48,6 @@ def test_rows_are_left_out_at_the_frequency_that_the_probability_says(
     taken = sum(not curriculum.leaves_out(0, n, SEED, minimum) for n in range(20_000))
     expected = 20_000 * max(minimum, 0.5**settled)
     assert abs(taken - expected) <= 5 * (expected * (1 - expected / 20_000)) ** 0.5
-
-
-def test_a_long_time_of_equal_rewards_is_forgotten_with_one_group_that_differs() -> None:
-    curriculum = Curriculum()
-    for _ in range(1000):
-        curriculum.measure(0, ALWAYS)
-    assert curriculum.probability(0, 1e-9) == 1e-9
-    curriculum.measure(0, MIXED)
-    assert curriculum.probability(0, 1e-9) == 1.0 and curriculum.always == 0
 
 
 def trained(run: Driven, steps: int, solved: set[int]) -> list[int]:

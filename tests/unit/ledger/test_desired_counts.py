@@ -8,11 +8,25 @@ from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from tests.fixtures.ledgers import Driven, run_spec
 
-BOUNDS = {"policy_min": 1, "policy_max": 3, "rollout_min": 2, "rollout_max": 4}
+BOUNDS = {
+    "policy_min": 1,
+    "policy_max": 3,
+    "rollout_min": 2,
+    "rollout_max": 4,
+    "scorers_min": 1,
+    "scorers_max": 3,
+}
+DESIRED = {"policy": 2, "rollout": 3, "scorer:helpful": 2, "scorer:short": 1}
 
 
 def bounded() -> Driven:
-    return Driven(desired={"policy": 2, "rollout": 3}, bounds=BOUNDS)
+    run = Driven(desired=DESIRED, bounds=BOUNDS)
+    run.policy("p0", "p1")
+    run.rollout("r0", "r1", "r2")
+    for worker_id in ("scorer-helpful-0", "scorer-helpful-1", "scorer-short-0"):
+        run.register(worker_id, scorer=worker_id.split("-")[1], address="127.0.0.1:1")
+        run.observe(worker_id)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -25,6 +39,9 @@ def bounded() -> Driven:
         ({"rollout": 10**9}, "at most 10000"),
         ({"trainer": 2}, "there is no role 'trainer'"),
         ({}, "no count given"),
+        ({"scorer:helpful": 4}, r"scorer:helpful=4 is above fleet\.scorers_max = 3"),
+        ({"scorer:helpful": 0}, "scorer:helpful=0: at least 1"),
+        ({"scorer:other": 1}, "scorer:other"),
     ],
 )
 def test_a_scale_out_of_bounds_is_refused_with_the_bound_and_changes_nothing(
@@ -33,38 +50,51 @@ def test_a_scale_out_of_bounds_is_refused_with_the_bound_and_changes_nothing(
     run = bounded()
     with pytest.raises(cmd.CommandRefused, match=why):
         run.do(cmd.scale("x", desired))
-    assert run.state.desired == {"policy": 2, "rollout": 3}
-    assert run.do(cmd.scale("x", {"policy": 3})) == "desired counts are now policy=3, rollout=3"
+    assert run.state.desired == DESIRED
 
 
-def test_a_drain_lowers_the_desired_count_in_the_same_event() -> None:
+def test_one_pool_is_scaled_once_and_the_others_are_not() -> None:
     run = bounded()
-    run.policy("p0", "p1")
-    reply = run.do(cmd.drain("d", "p1"))
-    assert run.event(ev.Drained).desired == {"policy": 1}
-    assert "policy=1" in reply
-    assert run.state.desired["policy"] == 1
+    reply = run.do(cmd.scale("x", {"scorer:helpful": 3}))
+    assert "scorer:helpful=3" in reply
     run.failover()
-    assert run.do(cmd.drain("d", "p1")) == reply
-    assert run.state.desired["policy"] == 1, "a repeated request lowered it again"
+    assert run.do(cmd.scale("x", {"scorer:helpful": 3})) == reply
+    assert run.state.desired == {**DESIRED, "scorer:helpful": 3}
 
 
-def test_a_second_drain_of_a_leaving_worker_does_not_lower_the_number_again() -> None:
+@pytest.mark.parametrize(
+    ("worker_id", "pool"),
+    [("p1", "policy"), ("r2", "rollout"), ("scorer-helpful-1", "scorer:helpful")],
+)
+def test_a_drain_lowers_the_desired_count_of_its_pool_in_the_same_event_and_once(
+    worker_id: str, pool: str
+) -> None:
     run = bounded()
-    run.rollout("r0", "r1", "r2")
-    run.do(cmd.drain("one", "r2"))
-    run.do(cmd.drain("two", "r2"))
-    assert run.state.desired["rollout"] == 2
+    reply = run.do(cmd.drain("d", worker_id))
+    assert run.event(ev.Drained).desired == {pool: DESIRED[pool] - 1}
+    assert f"{pool}={DESIRED[pool] - 1}" in reply
+    run.failover()
+    assert run.do(cmd.drain("d", worker_id)) == reply
+    run.do(cmd.drain("another", worker_id))
+    assert run.state.desired == {**DESIRED, pool: DESIRED[pool] - 1}
 
 
-def test_a_drain_below_the_least_is_refused_unless_the_worker_is_replaced() -> None:
-    run = Driven.fleet("r0")
-    with pytest.raises(cmd.CommandRefused, match=r"fleet\.rollout_min = 1"):
-        run.do(cmd.drain("d", "r0"))
-    assert not run.state.fleet.workers["r0"].drain
-    run.do(cmd.drain("d", "r0", replace=True))
-    assert run.state.fleet.workers["r0"].drain
-    assert run.state.desired["rollout"] == 1
+@pytest.mark.parametrize(
+    ("worker_id", "bound"),
+    [("r2", r"fleet\.rollout_min = 2"), ("scorer-short-0", r"fleet\.scorers_min = 1")],
+)
+def test_a_drain_below_the_least_is_refused_unless_the_worker_is_replaced(
+    worker_id: str, bound: str
+) -> None:
+    """Scorers of another name cannot stand in for the last of a pool."""
+    run = bounded()
+    run.do(cmd.drain("first", "r1"))
+    desired = dict(run.state.desired)
+    with pytest.raises(cmd.CommandRefused, match=bound):
+        run.do(cmd.drain("d", worker_id))
+    assert not run.state.fleet.workers[worker_id].drain
+    run.do(cmd.drain("e", worker_id, replace=True))
+    assert run.state.fleet.workers[worker_id].drain and run.state.desired == desired
 
 
 def test_draining_one_of_a_surplus_leaves_the_desired_count_as_it_is() -> None:
@@ -73,12 +103,21 @@ def test_draining_one_of_a_surplus_leaves_the_desired_count_as_it_is() -> None:
     assert run.state.desired["rollout"] == 1
 
 
+def test_the_death_of_a_scorer_returns_no_task() -> None:
+    run = bounded()
+    (lease,) = run.lease("r0").leases
+    run.die("scorer-helpful-0")
+    assert "TaskReleased" not in run.names()
+    run.failover()
+    assert run.submit("r0", lease).code == "accepted"
+
+
 def test_a_later_leaders_bounds_hold_and_move_the_desired_counts_into_them() -> None:
     run = bounded()
-    narrower = run_spec(desired={"policy": 2, "rollout": 3}, bounds={**BOUNDS, "rollout_max": 2})
+    narrower = run_spec(desired=DESIRED, bounds={**BOUNDS, "rollout_max": 2})
     run.do(cmd.start_run(narrower))
     assert run.names() == ["BoundsSet", "Scaled"]
-    assert run.state.desired == {"policy": 2, "rollout": 2}
+    assert run.state.desired == {**DESIRED, "rollout": 2}
     run.do(cmd.start_run(narrower))
     assert run.names() == []
     run.failover()
@@ -115,8 +154,6 @@ requests = st.lists(
 @given(requests)
 def test_no_sequence_of_requests_and_failovers_leaves_the_bounds(script: list) -> None:
     run = bounded()
-    run.policy("p0", "p1")
-    run.rollout("r0", "r1", "r2")
     for number, (kind, what, value) in enumerate(script):
         try:
             if kind == "failover":
@@ -136,18 +173,17 @@ def test_a_scale_that_expects_other_numbers_is_refused_unless_it_is_a_repeat() -
     done = run.do(cmd.scale("a", {"rollout": 4}, expected={"rollout": 3}))
     with pytest.raises(
         cmd.CommandRefused,
-        match="conflict: desired counts are now policy=2, rollout=4; re-read the status and retry",
+        match=r"conflict: .* now policy=2, rollout=4.*; re-read the status and retry",
     ) as refused:
         run.do(cmd.scale("b", {"rollout": 2}, expected={"rollout": 3}))
     assert refused.value.code == "changed"
     assert run.do(cmd.scale("a", {"rollout": 4}, expected={"rollout": 3})) == done
     run.do(cmd.scale("c", {"policy": 3}, expected={"policy": 2}))
-    assert run.state.desired == {"policy": 3, "rollout": 4}
+    assert run.state.desired == {**DESIRED, "policy": 3, "rollout": 4}
 
 
 def test_a_drain_meant_for_a_process_that_was_replaced_drains_nobody() -> None:
     run = bounded()
-    run.rollout("r0")
     seen = run.current["r0"]
     run.rollout("r0")
     with pytest.raises(

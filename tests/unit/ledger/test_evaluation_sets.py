@@ -77,15 +77,16 @@ def test_metrics_of_every_set_are_in_the_record_and_survive_a_failover() -> None
 
 
 def test_a_set_is_evaluated_every_so_often_and_at_the_end() -> None:
-    run = Sets(steps=6)
+    run = Sets(steps=5)
     run.evaluate()
-    for _ in range(6):
+    for _ in range(5):
         run.train()
         run.checkpoint()
         run.evaluate()
     due = {e["step"]: [each["name"] for each in e["sets"]] for e in run.recorded()}
     both, alle = ["held_out", "math"], ["held_out", "math", "rare"]
-    assert due == {0: alle, 2: both, 4: alle, 6: alle}
+    assert due == {0: alle, 2: both, 4: alle, 5: alle}
+    assert run.names()[-1] == "RunFinished"
 
 
 def test_the_named_metric_ranks_checkpoints_and_stops_the_run() -> None:

@@ -6,14 +6,10 @@ from controller.ledger import events as ev
 from tests.fixtures.ledgers import Driven
 
 
-def begin(rows: int) -> Driven:
-    """Two workers serve version 0, a round of ``rows`` is due, and step 1 can commit."""
-    return Driven.fleet("p0", "r0", "r1", eval_rows=rows, eval_every=5, max_staleness=4)
-
-
 @pytest.fixture
 def run() -> Driven:
-    return begin(4)
+    """Two workers serve version 0, a round of four rows is due, and step 1 can commit."""
+    return Driven.fleet("p0", "r0", "r1", eval_rows=4, eval_every=5, max_staleness=4)
 
 
 def commit(run: Driven, worker_id: str) -> None:
@@ -47,7 +43,7 @@ def test_a_round_goes_on_when_nobody_serves_its_version_any_more(run: Driven) ->
 
 
 def test_the_score_is_of_the_version_of_most_rows_and_others_are_left_out() -> None:
-    run = begin(5)
+    run = Driven.fleet("p0", "r0", "r1", eval_rows=5, eval_every=5, max_staleness=4)
     leases = [*run.lease("r0", 4).leases, *run.lease("r1", 1).leases]
     commit(run, "r1")
     for lease, reward in zip(leases[:3], (1.0, 0.5, 0.75), strict=True):
@@ -75,15 +71,6 @@ def test_a_round_without_a_version_of_most_rows_has_no_score_that_could_be_the_b
     assert "too few" in recorded.text()
     assert run.state.evals.scores == {}
     run.failover()
-
-
-def test_a_round_whose_every_row_has_tokens_of_several_versions_has_no_score(run: Driven) -> None:
-    leases = run.lease("r0", 4).leases
-    commit(run, "r1")
-    for lease in leases:
-        run.submit("r0", lease, version=0, max_version=1)
-    recorded = run.event(ev.EvalRecorded)
-    assert (recorded.reward_mean, recorded.count, recorded.left_out) == (None, 0, 4)
 
 
 def test_rows_of_weights_that_were_outvoted_are_left_out_and_counted() -> None:

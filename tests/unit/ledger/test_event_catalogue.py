@@ -7,15 +7,8 @@ That every kind has words and survives the journal is tested on simulated runs:
 import pytest
 
 from controller.ledger import events as ev
-from controller.ledger.enums import GroupFault, Kind
-from controller.ledger.specs import LeasedTask
+from controller.ledger.enums import GroupFault
 from paceline.observe.vocabulary import DeathCause, EventType, FaultCause, MeshEnd, Severity
-from tests.fixtures.ledgers import group
-
-ACCEPTED = ev.GroupAccepted("rollout-0", group(LeasedTask("t5", 1, Kind.TRAIN, 0, 3, 99)))
-DROPPED = ev.TaskDropped("t5", 1, "prompt_too_long")
-LOST = ev.GroupLost("t5", 1, GroupFault.PAYLOAD_LOST, "policy-1: not there", "rollout-0", (9,))
-RECORDED = ev.CheckpointRecorded("policy-0", 5, 5, "checkpoints/step-5", 9, 0.1, "digest")
 
 
 def test_every_kind_has_an_effect_on_the_state_and_readers_know_no_other() -> None:
@@ -37,8 +30,8 @@ def test_every_kind_has_an_effect_on_the_state_and_readers_know_no_other() -> No
         (ev.ProcessFault("r", "redis", "b", 12, FaultCause.KILLED, "", 5.0), Severity.WARNING),
         (ev.RunFinished("completed", 1.0), Severity.INFO),
         (ev.RunFailed("r", "out of disk", 1.0), Severity.ERROR),
-        (DROPPED, Severity.WARNING),
-        (LOST, Severity.WARNING),
+        (ev.TaskDropped("t5", 1, "prompt_too_long"), Severity.WARNING),
+        (ev.GroupLost("t5", 1, GroupFault.PAYLOAD_LOST, "not there", "r0"), Severity.WARNING),
     ],
 )
 def test_losses_are_warnings_and_a_failed_run_is_an_error(

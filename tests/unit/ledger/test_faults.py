@@ -62,30 +62,23 @@ def test_a_worker_that_was_asked_to_leave_is_no_fault() -> None:
     assert run.totals.faults.count == 0
 
 
-def test_a_silent_worker_that_its_launcher_saw_stopped_is_one_fault() -> None:
+@pytest.mark.parametrize(
+    ("pid", "later_s", "expected"),
+    [
+        (7, 5.0, {"stopped": 1}),
+        (6, 0.0, {"stopped": 1, "heartbeat_silence": 1}),  # an earlier process
+        (7, 20.0, {"stopped": 1, "heartbeat_silence": 1}),  # it ended before the silence
+    ],
+)
+def test_the_stop_of_the_very_process_explains_its_silence(
+    pid: int, later_s: float, expected: dict[str, int]
+) -> None:
     run = Driven()
     join(run, "r0", pid=7)
-    stopped(run, "r0", 7)
-    run.now += 5.0
-    die(run, "r0")
-    assert causes(run) == {"stopped": 1}
-
-
-def test_the_stop_of_an_earlier_process_explains_nothing() -> None:
-    run = Driven()
-    join(run, "r0", pid=7)
-    stopped(run, "r0", 6)
-    die(run, "r0")
-    assert causes(run) == {"stopped": 1, "heartbeat_silence": 1}
-
-
-def test_a_stop_that_ended_before_the_silence_explains_nothing() -> None:
-    run = Driven()
-    join(run, "r0", pid=7)
-    stopped(run, "r0", 7)
-    run.now += 20.0
+    stopped(run, "r0", pid)
+    run.now += later_s
     die(run, "r0", silent_s=5.0)
-    assert causes(run) == {"stopped": 1, "heartbeat_silence": 1}
+    assert causes(run) == expected
 
 
 def test_a_launchers_word_that_comes_twice_counts_once() -> None:
@@ -97,22 +90,20 @@ def test_a_launchers_word_that_comes_twice_counts_once() -> None:
     assert causes(run) == {"stopped": 2}
 
 
-def test_a_process_that_comes_back_had_been_cut_off() -> None:
-    run = Driven()
-    join(run, "r0", pid=7)
-    die(run, "r0")
-    assert causes(run) == {"heartbeat_silence": 1} and run.totals.faults.attributed == 0
-    join(run, "r0", pid=7)
-    assert run.event(ev.FaultExplained).cause is FaultCause.NETWORK_PARTITION
-    assert causes(run) == {"network_partition": 1}
-
-
-def test_a_process_that_comes_back_and_did_not_run_meanwhile_was_stopped() -> None:
+@pytest.mark.parametrize(
+    ("stalled_s", "cause"),
+    [(0.0, FaultCause.NETWORK_PARTITION), (4.0, FaultCause.STOPPED)],
+)
+def test_a_process_that_comes_back_had_been_cut_off_or_did_not_run(
+    stalled_s: float, cause: FaultCause
+) -> None:
     run = Driven()
     join(run, "r0", pid=7)
     die(run, "r0", silent_s=5.0)
-    join(run, "r0", pid=7, stalled_s=4.0)
-    assert causes(run) == {"stopped": 1}
+    assert causes(run) == {"heartbeat_silence": 1} and run.totals.faults.attributed == 0
+    join(run, "r0", pid=7, stalled_s=stalled_s)
+    assert run.event(ev.FaultExplained).cause is cause
+    assert causes(run) == {str(cause): 1}
 
 
 def test_another_process_of_the_name_explains_a_death_by_its_groups_count_of_kills_alone() -> None:
@@ -165,24 +156,19 @@ def test_a_process_that_ends_before_it_has_registered_is_a_fault_and_counts_once
     assert run.names() == [] and causes(run) == {"killed": 2}
 
 
-def test_a_late_word_about_the_process_before_explains_its_death_and_is_no_second_one() -> None:
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_late_word_about_the_process_before_is_counted_once(declared: bool) -> None:
+    """It explains the death that was declared, or is a fault if the process was replaced first."""
     run = Driven()
     join(run, "r0", pid=7)
-    die(run, "r0")
+    if declared:
+        die(run, "r0")
     join(run, "r0", pid=8)
-    ended(run, "r0", 7, FaultCause.CRASHED)
-    assert causes(run) == {"crashed": 1} and run.state.fleet.workers["r0"].alive
-    ended(run, "r0", 7, FaultCause.CRASHED)
-    assert run.names() == [] and causes(run) == {"crashed": 1}
-
-
-def test_a_process_that_was_killed_and_replaced_before_the_word_came_is_a_fault() -> None:
-    run = Driven()
-    join(run, "r0", pid=7)
-    join(run, "r0", pid=8)
-    assert causes(run) == {}
-    ended(run, "r0", 7)
-    assert causes(run) == {"killed": 1}
+    assert causes(run) == ({"heartbeat_silence": 1} if declared else {})
+    for _ in range(2):
+        ended(run, "r0", 7, FaultCause.CRASHED)
+        assert causes(run) == {"crashed": 1} and run.state.fleet.workers["r0"].alive
+    assert run.names() == []
 
 
 def test_a_registration_that_arrives_after_the_end_of_its_process_is_no_second_fault() -> None:

@@ -299,19 +299,6 @@ def test_the_path_of_a_recorded_checkpoint_is_never_called_obsolete_by_a_later_s
     assert run.do(cmd.record_checkpoint(*who, 1, version, "step-1")).useless == ()
 
 
-def test_a_due_checkpoint_stays_due_until_it_is_recorded() -> None:
-    run = fleet("p0", checkpoint_every=2, steps=5)
-    assert views.due_checkpoint(run.state) == 2
-    for _ in range(3):
-        run.train()
-    assert views.due_checkpoint(run.state) == 2
-    run.checkpoint()
-    assert views.due_checkpoint(run.state) == 4
-    run.train()
-    run.checkpoint()
-    assert views.due_checkpoint(run.state) == 5
-
-
 def test_a_checkpoint_asked_for_comes_before_the_regular_one_and_once() -> None:
     run = fleet("p0", checkpoint_every=4, steps=6)
     run.train()
@@ -449,21 +436,3 @@ def test_votes_are_merged_exactly_into_the_steps_metrics() -> None:
     assert metrics["step_s"] == pytest.approx(2.0)
     assert metrics["tokens_per_s"] == pytest.approx(50.0)
     assert metrics["replicas"] == 2
-
-
-def test_staleness_metrics_count_steps_not_versions() -> None:
-    run = fleet("p0", max_staleness=4)
-    run.train()
-    run.checkpoint()
-    run.train()
-    run.die("p0")
-    run.policy("p0")
-    run.rollout("r1")
-    assert run.state.versions.version == 3
-    run.vote("p0")
-    for lease in run.lease("r1", 4).leases:
-        run.submit("r1", lease, 3)
-    run.vote("p0")
-    metrics = run.event(ev.StepCommitted).metrics
-    assert metrics["step"] == 3 and metrics["version"] == 5
-    assert metrics["staleness_max"] == 1.0 and metrics["staleness_mean"] == 1.0

@@ -7,7 +7,7 @@ import pytest
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger import views
-from paceline.dataset.data_order import task_row, task_seed
+from paceline.dataset.data_order import task_seed
 from tests.fixtures.ledgers import Driven, group
 
 
@@ -55,20 +55,19 @@ def test_a_repeated_submission_is_a_duplicate_even_after_its_step_is_covered(run
     assert run.do(cmd.accept("r0", run.current["r0"], older)).code == "unknown_task"
 
 
-def test_a_submission_by_another_than_the_owner_changes_nothing(run: Driven) -> None:
+def test_only_the_owner_of_the_present_attempt_ends_a_task(run: Driven) -> None:
     (lease,) = run.lease("r0").leases
-    assert run.submit("r1", lease).code == "superseded"
-    assert run.names() == []
-
-
-def test_a_submission_of_an_earlier_attempt_is_superseded(run: Driven) -> None:
-    (lease,) = run.lease("r0").leases
+    for verdict in (run.submit("r1", lease), run.return_task("r1", lease, "hand_back")):
+        assert verdict.code == "superseded" and run.names() == []
     run.return_task("r0", lease, "hand_back")
     assert run.submit("r0", lease).code == "superseded"
     (again,) = run.lease("r0").leases
     assert (again.task_id, again.attempt) == (lease.task_id, 2)
     assert run.submit("r0", lease).code == "superseded"
     assert run.submit("r0", again).code == "accepted"
+    for task_id, attempt in (again.task_id, again.attempt), ("t99", 1):
+        run.do(cmd.expire(task_id, attempt))
+        assert run.names() == [], "it has moved on"
 
 
 def test_a_submission_of_a_task_never_dispatched_is_unknown(run: Driven) -> None:
@@ -143,17 +142,12 @@ def test_a_task_that_can_never_succeed_is_dropped_at_once_and_once(run: Driven) 
     assert views.counts(run.state).dropped == {"prompt_too_long": 1}
 
 
-def test_an_expired_lease_that_has_moved_on_is_left_alone(run: Driven) -> None:
-    (lease,) = run.lease("r0").leases
-    run.submit("r0", lease)
-    run.do(cmd.expire(lease.task_id, lease.attempt))
-    run.do(cmd.expire("t99", 1))
-    assert run.names() == []
-
-
-@pytest.mark.parametrize(("staleness", "expected"), [(0, 4), (1, 8), (3, 16)])
-def test_admission_is_exact(staleness: int, expected: int) -> None:
-    run = Driven.fleet("p0", "r0", "r1", max_staleness=staleness)
+@pytest.mark.parametrize(
+    ("staleness", "steps", "expected"), [(0, 10, 4), (1, 10, 8), (3, 10, 16), (4, 1, 4)]
+)
+def test_admission_is_exact(staleness: int, steps: int, expected: int) -> None:
+    """And no more is leased than the steps of the run need."""
+    run = Driven.fleet("p0", "r0", "r1", max_staleness=staleness, steps=steps)
     assert len(run.lease("r0", 100).leases) == expected
     assert run.lease("r1", 1).empty_reason == "staleness"
 
@@ -206,11 +200,6 @@ def test_one_group_in_between_is_enough_to_go_on(fruit: str) -> None:
     assert run.state.tasks.fruitless == 0
 
 
-def test_no_more_tasks_are_leased_than_the_run_needs() -> None:
-    run = Driven.fleet("p0", "r0", steps=1, max_staleness=4)
-    assert len(run.lease("r0", 100).leases) == 4
-
-
 def test_a_group_that_comes_too_late_is_dropped_counted_and_replaced() -> None:
     run = Driven.fleet("p0", "r0", "r1", max_staleness=0)
     (late,) = run.lease("r1").leases
@@ -242,21 +231,6 @@ def test_a_group_too_stale_for_the_step_after_the_open_one_is_dropped_on_arrival
     run.vote("p0")
     assert run.state.versions.step == 2
     assert views.counts(run.state).dropped == {"stale": 1}
-
-
-def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() -> None:
-    run = Driven.fleet("p0", "r0", max_staleness=1, groups_per_step=2, late_groups="drop")
-    run.train()  # step 1
-    leases = run.lease("r0", 4).leases
-    run.do(cmd.pause("a", True))
-    for lease in leases:  # fresh enough for step 2, all four of them
-        assert run.submit("r0", lease, version=0).code == "accepted"
-    run.do(cmd.pause("b", False))
-    assert run.state.steps.open.step == 2
-    run.vote("p0")
-    assert run.names().count("TaskDropped") == 2
-    assert run.state.steps.open is None, "step 3 waits for fresher groups"
-    assert views.counts(run.state).dropped == {"stale": 2}
 
 
 @pytest.mark.parametrize(("filtered", "expected"), [(False, 0.25), (True, 0.2)])
@@ -291,34 +265,9 @@ def test_nothing_is_leased_while_paused_draining_or_stopping(run: Driven) -> Non
     assert run.lease("r1").empty_reason == "stopped"
 
 
-def test_every_dataset_epoch_visits_every_row_once() -> None:
-    for rows in (1, 2, 17, 5000):
-        for epoch in (0, 1):
-            seen = [task_row(3, epoch * rows + i, rows, True) for i in range(rows)]
-            assert {e for e, _ in seen} == {epoch}
-            assert sorted(i for _, i in seen) == list(range(rows))
-    assert [task_row(3, i, 17, True) for i in range(17)] != [
-        task_row(4, i, 17, True) for i in range(17)
-    ]
-    assert [task_row(3, i, 5, False)[1] for i in range(7)] == [0, 1, 2, 3, 4, 0, 1]
-
-
 def test_sampling_seeds_differ_between_tasks_and_runs() -> None:
     seeds = {task_seed(run, f"t{n}") for run in range(3) for n in range(100_000, 100_400)}
     assert len(seeds) == 1200
-
-
-def test_payloads_are_kept_until_a_checkpoint_covers_them(run: Driven) -> None:
-    leases = run.fill("r0", 4)
-    run.train()
-    refs = {(t.task_id, t.attempt) for t in leases}
-    assert run.ledger.take_garbage() == []
-    assert views.live_payloads(run.state) == refs
-    run.checkpoint()
-    assert run.ledger.take_garbage() == [], "the replicas have not voted on it yet"
-    run.train()
-    assert set(run.ledger.take_garbage()) == refs
-    assert not views.live_payloads(run.state) & refs
 
 
 def test_finished_tasks_leave_the_memory() -> None:

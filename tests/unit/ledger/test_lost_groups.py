@@ -29,12 +29,15 @@ def test_a_lost_group_is_leased_again_before_any_new_one(fault: str) -> None:
     assert (lease.task_id, lease.attempt) == (bad, 2)
 
 
-def test_a_lost_group_is_trained_once_it_was_generated_again() -> None:
+@pytest.mark.parametrize("lost", [("t2",), ("t0", "t1", "t2", "t3")])
+def test_groups_that_are_lost_are_trained_once_they_were_generated_again(
+    lost: tuple[str, ...],
+) -> None:
     run = fleet("p0", max_staleness=0)
     run.fill("r0", 4)
-    reject(run, "p0", "t2", fault="payload_lost")
+    assert reject(run, "p0", *lost, fault="payload_lost") == len(lost)
     assert run.state.steps.open is None, "it misses a group"
-    run.fill("r0", 1)
+    run.fill("r0", len(lost))
     assert set(run.state.steps.open.groups) == {"t0", "t1", "t2", "t3"}
     run.vote("p0")
     assert run.state.versions.step == 1
@@ -74,12 +77,3 @@ def test_a_replayed_step_gets_the_lost_group_back_in_its_place() -> None:
     run.observe("r0", loaded=run.state.versions.version)
     (lease,) = run.lease("r0", 1).leases
     assert lease.task_id == lost[1]
-
-
-def test_every_group_of_a_shard_may_be_lost_at_once() -> None:
-    run = fleet("p0", max_staleness=0)
-    run.fill("r0", 4)
-    assert reject(run, "p0", "t0", "t1", "t2", "t3", fault="payload_lost") == 4
-    run.fill("r0", 4)
-    run.vote("p0")
-    assert run.state.versions.step == 1

@@ -203,15 +203,13 @@ def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
     assert run.state.phase == "finished"
 
 
-def test_a_finished_run_with_as_many_steps_stays_finished(run: Driven) -> None:
+def test_a_finished_run_with_as_many_steps_stays_finished_and_refuses_a_change(
+    run: Driven,
+) -> None:
     finish(run)
     run.failover()
     run.do(cmd.start_run(replace(run.state.run), {**FILE, "train.optimizer.lr": 1.0}))
     assert run.names() == [] and run.state.phase == "finished"
-
-
-def test_a_run_that_has_ended_refuses_a_change(run: Driven) -> None:
-    finish(run)
     with pytest.raises(cmd.CommandRefused, match="the run has finished"):
         set_lr(run, 1.0)
 

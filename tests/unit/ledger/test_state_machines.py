@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from controller.ledger.enums import LIFECYCLE_TRANSITIONS, PHASE_TRANSITIONS, Lifecycle, Phase
-from controller.ledger.state.state import State
 from tests.fixtures.ledgers import Driven
 
 MACHINES: list[tuple[Any, Any, set[Any]]] = [
@@ -27,17 +26,6 @@ def test_every_state_is_reached_from_the_first_and_only_ends_are_final(
             frontier.append(state)
     assert reached == set(type(start))
     assert {state for state, following in transitions.items() if not following} == ends
-
-
-@pytest.mark.parametrize(("before", "after"), itertools.product(Phase, Phase))
-def test_the_run_changes_its_phase_only_as_the_table_allows(before: Phase, after: Phase) -> None:
-    state = State(phase=before)
-    if after in PHASE_TRANSITIONS[before]:
-        state.enter(after)
-        assert state.phase is after
-    else:
-        with pytest.raises(AssertionError):
-            state.enter(after)
 
 
 ALIVE = [stage for stage, following in LIFECYCLE_TRANSITIONS.items() if following]

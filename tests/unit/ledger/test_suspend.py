@@ -24,6 +24,16 @@ def suspend(run: Driven, stage: str = "finish_step", request_id: str = "") -> st
     return done
 
 
+def saved(run: Driven) -> None:
+    """It stops for now: the open step is committed and saved."""
+    suspend(run)
+    run.vote("p0")
+    run.vote("p1")
+    assert views.phase(run.state) == "suspending"
+    run.checkpoint()
+    assert views.phase(run.state) == "suspended"
+
+
 def faults(run: Driven) -> list[str]:
     events = [ev.from_json(e) for e in run.journal]
     return [e.text() for e in events if e.listed and e.severity.is_fault]
@@ -31,14 +41,10 @@ def faults(run: Driven) -> list[str]:
 
 def test_a_stop_commits_the_open_step_and_waits_for_its_checkpoint() -> None:
     run = stepping()
-    suspend(run)
+    suspend(run, request_id="first")
     assert run.lease("r0", 1).leases == ()
     assert run.directive("p0").checkpoint_step == 2
-    run.vote("p0")
-    run.vote("p1")
-    assert views.phase(run.state) == "suspending"
-    run.checkpoint()
-    assert views.phase(run.state) == "suspended"
+    saved(run)
     assert run.state.versions.checkpoint.step == 2
     assert {run.told(w) for w in ("p0", "p1", "r0")} == {"stopped"}
 
@@ -57,21 +63,14 @@ def test_a_step_that_takes_too_long_is_left_and_the_last_commit_is_checkpointed(
     assert len(run.state.steps.replay[2]) == 4
 
 
-def test_a_stop_at_once_waits_for_nothing() -> None:
-    run = stepping()
-    suspend(run, "at_once")
-    assert views.phase(run.state) == "suspended"
-    assert run.event(ev.RunSuspended).checkpoint_step == 0
-
-
 @pytest.mark.parametrize("stage", list(SuspendStage))
 def test_a_stop_is_no_fault_however_its_workers_end(stage: SuspendStage) -> None:
     run = stepping()
-    suspend(run, stage)
     if stage is SuspendStage.FINISH_STEP:
-        run.vote("p0")
-        run.vote("p1")
-    if stage is not SuspendStage.AT_ONCE:
+        saved(run)
+    else:
+        suspend(run, stage)
+    if stage is SuspendStage.LEAVE_STEP:
         run.checkpoint()
     run.observe("p0", "stopped")
     run.die("p1", "exit")
@@ -86,10 +85,7 @@ def test_a_stop_is_no_fault_however_its_workers_end(stage: SuspendStage) -> None
 
 def test_going_on_redoes_nothing_that_the_checkpoint_covers() -> None:
     run = stepping()
-    suspend(run)
-    run.vote("p0")
-    run.vote("p1")
-    run.checkpoint()
+    saved(run)
     for worker in ("p0", "p1", "r0"):
         run.observe(worker, "stopped")
     run.failover()
@@ -119,13 +115,10 @@ def test_a_run_that_ends_for_good_can_leave_its_step_and_then_its_checkpoint() -
     assert (run.state.versions.step, run.state.reason) == (0, "enough")
 
 
-def test_a_stop_before_the_first_step_needs_no_checkpoint() -> None:
+def test_a_stop_does_not_wait_for_a_state_that_is_initial_or_that_nobody_holds() -> None:
     run = Driven.fleet("p0")
     suspend(run)
     assert views.phase(run.state) == "suspended"
-
-
-def test_a_stop_does_not_wait_for_a_state_that_nobody_holds() -> None:
     run = stepping()
     suspend(run)
     run.die("p0")
@@ -143,19 +136,18 @@ def test_a_stop_under_way_can_be_taken_back() -> None:
         run.do(cmd.go_on("again"))
 
 
-def test_a_run_that_is_paused_is_paused_when_it_goes_on() -> None:
+def test_a_paused_run_that_is_stopped_at_once_is_paused_when_it_goes_on() -> None:
     run = stepping()
     run.do(cmd.pause("pause", True))
     suspend(run, "at_once")
+    assert views.phase(run.state) == "suspended"
+    assert run.event(ev.RunSuspended).checkpoint_step == 0
     run.do(cmd.go_on("go-on"))
     assert run.state.paused
 
 
 def test_a_run_that_was_stopped_for_now_can_be_ended_for_good() -> None:
     run = stepping()
-    suspend(run)
-    run.vote("p0")
-    run.vote("p1")
-    run.checkpoint()
+    saved(run)
     run.do(cmd.stop("enough", "enough"))
     assert views.phase(run.state) == "finished"
