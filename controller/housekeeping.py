@@ -13,7 +13,6 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
-from controller.export.alerts import RunPace
 from controller.export.exporters import FINISH_S
 from controller.ledger import Ledger
 from controller.ledger.codec import encode
@@ -83,10 +82,9 @@ class Housekeeping:
         self.chore(self._write_missing_lines(before))
         self.chore(self._sweep())
 
-    def _progress(self) -> RunPace:
+    def _progress(self) -> int | None:
         state = self._ledger.state
-        makes_some = state.phase is Phase.OPEN and not state.paused
-        return RunPace(state.versions.step, makes_some)
+        return state.versions.step if state.phase is Phase.OPEN and not state.paused else None
 
     def chore(self, coro: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coro)

@@ -4,11 +4,10 @@ this process leads.
     journalled events ──► rules ──► webhook, command ──► place (alerts.json)
     last commit, free disk  ─►│
 
-One alert a kind in ``QUIET_S``; the next one tells how many were held back. What is true once is
-told once: the end of the run always. The place is written after an alert is delivered or given up.
-The next leader reads the events that the run's file has after it, so an alert is sent at least
-once, with the same id. The webhook's address is a secret (chat services put a key into it): no
-message and no error contains it.
+One alert a kind in ``QUIET_S``, but the end of the run always. What is true once is told once. The
+place is written after an alert is delivered or given up. The next leader reads the events that the
+run's file has after it, so an alert is sent at least once, with the same id. The webhook's address
+is a secret (chat services put a key into it): no message and no error contains it.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.config.sections.services import AlertKind, AlertsConfig
 from paceline.observe.drain import Drain
@@ -55,19 +54,16 @@ class Alert:
     text: str
     t: float  # Unix seconds
     step: int = 0
-    held_back: int = 0  # alerts of this kind since the last one that was sent
 
     def message(self, run: str) -> dict[str, Any]:
         """The alert as JSON. ``text`` is what chat services show."""
-        more = f" (and {self.held_back} more before it)" if self.held_back else ""
         return {
-            "text": f"[{run}] {self.kind.replace('_', ' ')}: {self.text}{more}",
+            "text": f"[{run}] {self.kind.replace('_', ' ')}: {self.text}",
             "run": run,
             "kind": self.kind,
             "id": f"{run}/{self.kind}/{self.key}",
             "step": self.step,
             "t": self.t,
-            "held_back": self.held_back,
         }
 
 
@@ -76,8 +72,7 @@ class AlertRules:
     """Rules of one run. Pure: lines of events.jsonl in, alerts out."""
 
     config: AlertsConfig
-    _told: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """By kind: time of the last alert, and number of those held back since."""
+    _told: dict[str, float] = field(default_factory=dict)  # Time of the last alert of each kind
     _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _best: float = -math.inf
     _collapsed: bool = False
@@ -86,18 +81,17 @@ class AlertRules:
     def of_event(self, line: Mapping[str, Any]) -> Iterator[Alert]:
         key, t = f"{line['position']}/{line['n']}", float(line["t"])
         for kind, step, text in self._found(line):
-            yield from self.tell(Alert(kind, key, text, t, step))
+            alert = Alert(kind, key, text, t, step)
+            if self.wants(alert):
+                yield alert
 
-    def tell(self, alert: Alert) -> Iterator[Alert]:
-        """``alert``, unless its kind is not wanted or was told a short time ago."""
-        if alert.kind not in self.config.on:
-            return
-        last, held_back = self._told.get(alert.kind, (-math.inf, 0))
-        if alert.kind != "end" and alert.t - last < QUIET_S:
-            self._told[alert.kind] = last, held_back + 1
-            return
-        self._told[alert.kind] = alert.t, 0
-        yield replace(alert, held_back=held_back)
+    def wants(self, alert: Alert) -> bool:
+        """False if its kind is not wanted, or was told a short time ago."""
+        quiet = alert.t - self._told.get(alert.kind, -math.inf) < QUIET_S
+        if alert.kind not in self.config.on or (quiet and alert.kind != "end"):
+            return False
+        self._told[alert.kind] = alert.t
+        return True
 
     def _found(self, line: Mapping[str, Any]) -> Iterator[tuple[AlertKind, int, str]]:
         kind, step = line["type"], int(line.get("step") or 0)
@@ -170,23 +164,16 @@ def _run(command: list[str], body: bytes) -> str:
     return f"alerts.command ended with status {done.returncode}" if done.returncode else ""
 
 
-class RunPace(NamedTuple):
-    """Progress of the run, for the stall alert."""
-
-    step: int
-    open: bool
-    """The run is to make progress: it has neither ended nor is it paused or stopped for now."""
-
-
 class AlertThread(Drain[dict[str, Any]]):
-    """Takes lines of events: records with position, n and t."""
+    """Takes lines of events: records with position, n and t. ``progress`` returns the last step of
+    a run that is to make progress; None: it has ended, or is paused or stopped for now."""
 
     def __init__(
         self,
         config: AlertsConfig,
         run: str,
         run_dir: Path,
-        progress: Callable[[], RunPace],
+        progress: Callable[[], int | None],
         *,
         may_write: Callable[[], bool],
         first_pause_s: float = FIRST_PAUSE_S,
@@ -201,7 +188,8 @@ class AlertThread(Drain[dict[str, Any]]):
         self._place: dict[str, Any] = {}
         """``events``: position of the newest event looked at. ``told``: alerts of states."""
         self._last: list[Any] = [[], -1]
-        self._pace, self._pace_since = RunPace(-1, False), time.monotonic()
+        self._step: int | None = None  # Step at ``_step_since``, in monotonic seconds
+        self._step_since = 0.0
 
     def _serve(self) -> None:
         try:
@@ -230,21 +218,23 @@ class AlertThread(Drain[dict[str, Any]]):
             alerts = list(self._rules.of_event(line))
             if key > self._place.get("events", [[], -1]):
                 self._place["events"] = key
-                self._send(alert for alert in alerts if alert.t >= self._since)
+                for alert in alerts:
+                    if alert.t >= self._since:
+                        self._send(alert)
 
     def _look(self) -> None:
         """Tells states of the run, each once, also if another leader told it."""
         if self._closing.is_set():
             return
-        pace, now = self._progress(), time.monotonic()
-        if pace != self._pace:
-            self._pace, self._pace_since = pace, now
-        waited, told = now - self._pace_since, self._place.setdefault("told", {})
+        step, now = self._progress(), time.monotonic()
+        if step != self._step:
+            self._step, self._step_since = step, now
+        waited, told = now - self._step_since, self._place.setdefault("told", {})
         free_gb = shutil.disk_usage(self._run_dir).free / 1e9
         found: list[tuple[AlertKind, str, str]] = []
-        if pace.open and waited > self._config.stall_s:
-            text = f"no step was committed for {waited:.0f} s; the last one was step {pace.step}"
-            found.append(("stall", str(pace.step), text))
+        if step is not None and waited > self._config.stall_s:
+            text = f"no step was committed for {waited:.0f} s; the last one was step {step}"
+            found.append(("stall", str(step), text))
         if free_gb < self._config.disk_free_gb:
             key = told.get("disk") or str(int(time.time()))
             found.append(("disk", key, f"{free_gb:.1f} GB are free in the run directory"))
@@ -253,15 +243,16 @@ class AlertThread(Drain[dict[str, Any]]):
         for kind, key, text in found:
             if told.get(kind) != key:
                 told[kind] = key
-                self._send(self._rules.tell(Alert(kind, key, text, time.time(), pace.step)))
+                alert = Alert(kind, key, text, time.time(), step or 0)
+                if self._rules.wants(alert):
+                    self._send(alert)
 
-    def _send(self, alerts: Iterable[Alert]) -> None:
-        for alert in alerts:
-            self._deliver(alert)
-            if self._may_write():
-                partial = self._path.with_suffix(f".{os.getpid()}.part")
-                self._survive(partial.write_text, json.dumps(self._place))
-                self._survive(partial.replace, self._path)
+    def _send(self, alert: Alert) -> None:
+        self._deliver(alert)
+        if self._may_write():
+            partial = self._path.with_suffix(f".{os.getpid()}.part")
+            self._survive(partial.write_text, json.dumps(self._place))
+            self._survive(partial.replace, self._path)
 
     def _deliver(self, alert: Alert) -> None:
         pause_s = self._first_pause_s

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from controller.export.alerts import AlertThread, RunPace
+from controller.export.alerts import AlertThread
 from controller.export.group_content import FillTexts
 from controller.export.sample_archiver import SampleArchiver
 from paceline.config.schema import Config
@@ -131,9 +131,9 @@ class Exporters:
                 config.archive, run_dir, payloads, fill_texts=fill_texts, may_write=may_write
             )
 
-    def start(self, started_t: float, progress: Callable[[], RunPace]) -> None:
-        """``started_t``: the run's start in its ledger, unix seconds. ``progress``: the run's pace,
-        read in another thread."""
+    def start(self, started_t: float, progress: Callable[[], int | None]) -> None:
+        """``started_t``: the run's start in its ledger, unix seconds. ``progress``: as for
+        ``AlertThread``, read in another thread."""
         config, may_write = self._config, self._may_write
         run = external_run(config, self._run_dir, started_t)
         if config.alerts.webhook_file is not None or config.alerts.command:

@@ -16,9 +16,10 @@ high.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paceline.observe.vocabulary import EventType
 
@@ -29,40 +30,25 @@ TRUTH_NOISE = 3.5
 highest of many evaluations, which is high by chance."""
 SCORE_NOISE = 2.0
 """Standard errors of the difference by which the score must be higher."""
+MOST_STEPS = 4096  # Newest steps since the round before whose rewards are its score
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean and its standard error."""
 
     mean: float
     error: float = 0.0
 
 
-@dataclass(slots=True)
-class RewardSums:
-    """Sums over some steps: of the means of training rewards, and of the variances of these
-    means."""
-
-    steps: int = 0
-    total: float = 0.0
-    variance: float = 0.0
-
-    def add(self, mean: float, deviation: float, groups: int) -> None:
-        """Samples of one prompt are alike: each group counts as one draw of ``deviation``."""
-        self.steps += 1
-        self.total += mean
-        self.variance += deviation**2 / max(1, groups)
-
-    @property
-    def estimate(self) -> Estimate | None:
-        if not self.steps:
-            return None
-        return Estimate(self.total / self.steps, math.sqrt(self.variance) / self.steps)
+def mean_of(estimates: Sequence[Estimate]) -> Estimate | None:
+    """The mean of independent estimates; None for none."""
+    if not estimates:
+        return None
+    error = math.sqrt(math.fsum(e.error**2 for e in estimates)) / len(estimates)
+    return Estimate(math.fsum(e.mean for e in estimates) / len(estimates), error)
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """An evaluation by a reward that is not the trained one."""
 
     step: int
@@ -71,62 +57,44 @@ class Checked:
     """Training reward of the steps since the evaluation before; None before the first step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exploited:
-    """Step, truth and the score before it, of the newest and of the best evaluation."""
-
+class Warned(NamedTuple):
+    kind: Literal["held_out", "reward_hacking"]
     step: int
-    truth: float
-    best_step: int
-    best_truth: float
-    score: float
-    best_score: float
+    text: str
 
 
-def exploited(evaluations: Sequence[Checked], drop: float) -> Exploited | None:
-    """Evidence that the score rose while the truth fell by ``drop`` of its best (0: never), if
-    any."""
+def exploited(metric: str, evaluations: Sequence[Checked], drop: float) -> Warned | None:
+    """Warns if the score rose while ``metric``, the truth, fell by ``drop`` of its best (0:
+    never)."""
     if not drop or len(evaluations) <= NEWEST:
         return None
     best = max(range(len(evaluations)), key=lambda i: evaluations[i].truth.mean)
-    newest = evaluations[-NEWEST:]
     if best >= len(evaluations) - NEWEST:
         return None
-    top = evaluations[best].truth
-    if not all(_below(each.truth, top, drop) for each in newest):
-        return None
+    top, newest = evaluations[best].truth, evaluations[-NEWEST:]
+    for _, truth, _ in newest:
+        noise = TRUTH_NOISE * math.hypot(truth.error, top.error)
+        if top.mean - truth.mean <= max(drop * abs(top.mean), noise):
+            return None
+
+    def score(around: Sequence[Checked]) -> Estimate | None:
+        return mean_of([each.score for each in around if each.score is not None])
+
     # Before the first step there was no score: that of the first ones is the nearest.
-    around = evaluations[max(0, best - 1) : best + 1]
-    before = _mean(around) or _mean(evaluations[best + 1 : best + 2])
-    after = _mean(newest)
+    before = score(evaluations[max(0, best - 1) : best + 1]) or score([evaluations[best + 1]])
+    after = score(newest)
     if before is None or after is None:
         return None
     if after.mean - before.mean <= SCORE_NOISE * math.hypot(after.error, before.error):
         return None
-    last = evaluations[-1]
-    return Exploited(
-        last.step, last.truth.mean, evaluations[best].step, top.mean, after.mean, before.mean
+    last, best_step = evaluations[-1], evaluations[best].step
+    text = (
+        f"the training score rises ({before.mean:.3f} to {after.mean:.3f}) while {metric} falls "
+        f"({top.mean:.3f} after step {best_step}, {last.truth.mean:.3f} after step {last.step}): "
+        "the learned reward is probably being exploited; begin again with a larger "
+        f"train.loss.kl_coef, or stop at step {best_step}"
     )
-
-
-def _below(truth: Estimate, best: Estimate, drop: float) -> bool:
-    noise = TRUTH_NOISE * math.hypot(truth.error, best.error)
-    return best.mean - truth.mean > max(drop * abs(best.mean), noise)
-
-
-def _mean(evaluations: Sequence[Checked]) -> Estimate | None:
-    scores = [each.score for each in evaluations if each.score is not None]
-    if not scores:
-        return None
-    error = math.sqrt(math.fsum(s.error**2 for s in scores)) / len(scores)
-    return Estimate(math.fsum(s.mean for s in scores) / len(scores), error)
-
-
-@dataclass(frozen=True, slots=True)
-class Warned:
-    kind: Literal["held_out", "reward_hacking"]
-    step: int
-    text: str
+    return Warned("reward_hacking", last.step, text)
 
 
 @dataclass(slots=True)
@@ -138,7 +106,8 @@ class HeldOut:
     """By step: the value that ranks evaluations; higher is better."""
     checked: dict[str, dict[int, Checked]] = field(default_factory=dict)
     """By set and step: evaluations of the sets that measure the truth."""
-    training: RewardSums = field(default_factory=RewardSums)  # Since the newest round was begun
+    training: deque[Estimate] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    """Mean training reward of each step since the newest round was begun."""
     begun: dict[int, tuple[list[str], Estimate | None]] = field(default_factory=dict)
     """Sets that measure the truth, and the training reward since the round before, by step."""
     warnings: dict[str, Warned] = field(default_factory=dict)  # By what they are about
@@ -153,20 +122,22 @@ class HeldOut:
         if kind == EventType.STEP_COMMITTED:
             metrics = event.get("metrics") or {}
             if (mean := metrics.get("reward_mean")) is not None:
+                # Samples of one prompt are alike: each group counts as one draw.
+                groups = self.spec.get("groups_per_step", 1)
                 deviation = metrics.get("reward_std") or 0.0
-                self.training.add(mean, deviation, self.spec.get("groups_per_step", 1))
+                self.training.append(Estimate(mean, deviation / math.sqrt(groups)))
         elif kind == EventType.EVAL_SCHEDULED:
             # A set: name, rows, samples, every, solved_at, truth.
             truths = [name for name, *_, truth in event.get("sets") or () if truth]
-            self.begun[event["step"]] = truths, self.training.estimate
-            self.training = RewardSums()
+            self.begun[event["step"]] = truths, mean_of(self.training)
+            self.training.clear()
         elif kind == EventType.EVAL_RECORDED:
             return self._recorded(event)
         elif kind == EventType.CHECKPOINT_VOIDED:
             self.scores.pop(event["step"], None)
             for by_step in self.checked.values():
                 by_step.pop(event["step"], None)
-            self._judge()
+            self.warnings = dict(self._found())
         elif kind in (EventType.RUN_STARTED, EventType.SETTINGS_CHANGED):
             self.spec |= event.get("spec") or {}
         return []
@@ -181,43 +152,23 @@ class HeldOut:
                 self.checked.setdefault(name, {})[step] = Checked(step, truth, training)
         if (score := score if loss is None else -loss) is not None:
             self.scores[step] = score
-        before = self.warnings
-        self._judge()
+        before, self.warnings = self.warnings, dict(self._found())
         return [warned for about, warned in self.warnings.items() if about not in before]
 
-    def _judge(self) -> None:
-        self.warnings = dict(self._found(self.spec.get("eval_drop") or 0.0))
-
-    def _found(self, drop: float) -> Iterator[tuple[str, Warned]]:
+    def _found(self) -> Iterator[tuple[str, Warned]]:
+        drop = self.spec.get("eval_drop") or 0.0
         if self.scores and drop:
             # By step: a round of many rows may end after the one of a later step.
             last, best = max(self.scores), max(sorted(self.scores), key=self.scores.__getitem__)
             score, highest = self.scores[last], self.scores[best]
             if highest - score > drop * abs(highest):
-                text = self._fall(last, score, best, highest)
+                fell = f"{self.spec.get('best_metric') or 'held-out reward'} fell to {score:.3f}"
+                was = f"{highest:.3f}"
+                if self.spec.get("recorded"):
+                    fell, was = f"held-out loss rose to {-score:.4f}", f"{-highest:.4f}"
+                text = f"{fell} after step {last}; it was {was} after step {best}"
                 yield "held_out", Warned("held_out", last, text)
         for name, by_step in self.checked.items():
-            if found := exploited([by_step[step] for step in sorted(by_step)], drop):
-                text = hacking_in_words(f"{name}/reward", found)
-                yield f"{name}/reward", Warned("reward_hacking", found.step, text)
-
-    def _fall(self, step: int, score: float, best: int, highest: float) -> str:
-        if self.spec.get("recorded"):
-            return (
-                f"held-out loss rose to {-score:.4f} after step {step}; it was {-highest:.4f} "
-                f"after step {best}"
-            )
-        return (
-            f"{self.spec.get('best_metric') or 'held-out reward'} fell to {score:.3f} after step "
-            f"{step}; it was {highest:.3f} after step {best}"
-        )
-
-
-def hacking_in_words(metric: str, found: Exploited) -> str:
-    """The measurement, its meaning, and the remedy, in words."""
-    return (
-        f"the training score rises ({found.best_score:.3f} to {found.score:.3f}) while {metric} "
-        f"falls ({found.best_truth:.3f} after step {found.best_step}, {found.truth:.3f} after step "
-        f"{found.step}): the learned reward is probably being exploited; begin again with a larger "
-        f"train.loss.kl_coef, or stop at step {found.best_step}"
-    )
+            metric = f"{name}/reward"
+            if found := exploited(metric, [by_step[step] for step in sorted(by_step)], drop):
+                yield metric, found

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.observe.held_out import Checked, Estimate, RewardSums, exploited
+from paceline.observe.held_out import Checked, Estimate, exploited, mean_of
 
 DROP = 0.1
 ERROR = 0.03
@@ -33,7 +33,7 @@ def curve(
 def first_warning(evaluations: list[Checked]) -> int | None:
     """Step at which a run that is watched from the start is first warned of."""
     for end in range(1, len(evaluations) + 1):
-        if (found := exploited(evaluations[:end], DROP)) is not None:
+        if (found := exploited("truth", evaluations[:end], DROP)) is not None:
             return found.step
     return None
 
@@ -41,11 +41,11 @@ def first_warning(evaluations: list[Checked]) -> int | None:
 def test_a_score_that_rises_while_the_truth_falls_is_found_with_the_step_to_go_back_to() -> None:
     hacked = curve(lambda n: 0.6 + 0.05 * n if n < 5 else 0.8 - 0.1 * (n - 4), lambda n: 0.3 * n)
     step = first_warning(hacked)
-    found = exploited(hacked[: (step or 0) // 10 + 1], DROP)
+    found = exploited("truth", hacked[: (step or 0) // 10 + 1], DROP)
     assert found is not None
-    assert (found.best_step, found.best_truth) == (40, pytest.approx(0.8))
+    assert "truth falls (0.800 after step 40, 0.500 after step 70)" in found.text
     assert step == 70, "at 60 the truth is low for the first time, at 70 for the second"
-    assert (found.best_score, found.score) == (pytest.approx(1.05), pytest.approx(1.95))
+    assert "score rises (1.050 to 1.950)" in found.text
 
 
 def test_a_truth_that_falls_from_the_start_is_found() -> None:
@@ -100,14 +100,12 @@ def test_a_fall_within_noise_is_found_all_the_same() -> None:
 
 def test_a_warning_can_be_turned_off_and_few_evaluations_say_nothing() -> None:
     hacked = curve(lambda n: 0.8 - 0.2 * min(n, 4), lambda n: 1.0 * n, count=10)
-    assert exploited(hacked, 0.0) is None
-    assert exploited(hacked[:2], DROP) is None
-    assert exploited([], DROP) is None
+    assert exploited("truth", hacked, 0.0) is None
+    assert exploited("truth", hacked[:2], DROP) is None
+    assert exploited("truth", [], DROP) is None
 
 
-def test_the_score_is_the_mean_of_the_steps_and_its_error_that_of_their_groups() -> None:
-    sums = RewardSums()
-    assert sums.estimate is None
-    for mean in (1.0, 2.0, 3.0, 6.0):
-        sums.add(mean, deviation=2.0, groups=16)
-    assert sums.estimate == Estimate(3.0, 0.25)
+def test_the_mean_of_estimates_is_more_certain_than_each() -> None:
+    assert mean_of([]) is None
+    steps = [Estimate(mean, error=0.5) for mean in (1.0, 2.0, 3.0, 6.0)]
+    assert mean_of(steps) == Estimate(3.0, 0.25)
