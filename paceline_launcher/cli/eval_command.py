@@ -7,7 +7,6 @@ import json
 import math
 import os
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -42,8 +41,7 @@ SET = "data"  # name of the set in the configuration
 EngineName = StrEnum("EngineName", ["transformers", "vllm"])
 Positive = Annotated[int | None, typer.Option(min=1)]
 Fraction = Annotated[float | None, typer.Option(min=1e-6, max=1)]
-TERMINAL_S = 0.1
-LOG_S = 10.0
+PROGRESS_S = 5.0  # between two lines about what is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,6 @@ class Wanted:
         reward NAME: Reward, may be repeated; default: the run's, or exact_match.
         engine: Default: the run's, or transformers.
         limit: First prompts only, so many.
-        seed: Seed of the samples.
         threads: CPU threads of the engine; default: all.
         trust_remote_code: Run code that comes with the model.
     """
@@ -72,7 +69,6 @@ class Wanted:
     reward: list[str] | None = None
     engine: EngineName | None = None
     limit: Positive = None
-    seed: Annotated[int, typer.Option(min=0)] = 0
     threads: Positive = None
     trust_remote_code: bool = False
     overrides: SetOption = None
@@ -110,7 +106,6 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         "rollout.source": "engine",
         "rollout.group_size": 2,
         "fleet.rollout_threads": wanted.threads or len(os.sched_getaffinity(0)),
-        "run.seed": wanted.seed,
     }
     if base is not None:
         own["model.tokenizer"] = None  # an export has the tokenizer of its checkpoint
@@ -118,24 +113,15 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
     return changed_config(config.model_copy(update=sections), {**dict(given), **own})
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """``checkpoint``: to be exported first; None: ``model`` can be loaded as it is. ``config``:
-    that of the run that the model comes from, if it is known."""
-
-    model: str
-    checkpoint: Path | None = None
-    config: Config | None = None
-
-
-def find_source(text: str) -> Source:
-    """A model's directory or hub name, an export, a checkpoint, or a run directory with its newest
-    checkpoint. Raises BadInput."""
+def find_source(text: str) -> tuple[Path | None, Config | None]:
+    """The checkpoint to export, or None for what can be loaded as it is, and the configuration of
+    the run that the model comes from, if it is known. ``text``: a model's directory or hub name, an
+    export, a checkpoint, or a run directory with its newest checkpoint. Raises BadInput."""
     from paceline.dataset.rows import could_be_hub_name
 
     path = Path(text).expanduser()
     if not path.exists() and could_be_hub_name(text):
-        return Source(text)
+        return None, None
     is_model = (path / "config.json").is_file() and not (path / META).is_file()
     checkpoint = None if is_model else find_checkpoint(path)
     if is_model:
@@ -153,45 +139,19 @@ def find_source(text: str) -> Source:
         beside = checkpoint in (None, path)
         run_dir = Path(made_of).absolute().parent.parent if beside else path
         config = load_config(run_dir / "config.toml")
-    return Source(text, checkpoint, config)
+    return checkpoint, config
 
 
-def exported(source: Source, into: Path, *, trust_remote_code: bool) -> str:
-    """Directory or hub name of the model that an engine loads. Raises ExportError."""
-    if source.checkpoint is None:
-        return str(Path(source.model).expanduser())
+def exported(checkpoint: Path, config: Config | None, out: Path, *, trust: bool) -> str:
+    """``out``, with the model that an engine loads. Raises ExportError."""
     from policy_worker.checkpoint.export import export
 
-    out = into / "model"
-    original = source.config.model.path if source.config is not None else None
+    original = config.model.path if config is not None else None
     if original is not None and original.startswith(("/", ".")) and not Path(original).is_dir():
         original = None
-    export(source.checkpoint, original, out, trust_remote_code=trust_remote_code)
+    export(checkpoint, original, out, trust_remote_code=trust)
     refuse_scalar_head(out)
     return str(out)
-
-
-class ProgressLine:
-    """Progress on standard error; without a terminal, a line every 10 s."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._next = 0.0
-
-    def __call__(self, outcome: Judged) -> None:
-        now = time.monotonic()
-        if now < self._next and outcome.finished < outcome.rows:
-            return
-        self._next = now + (TERMINAL_S if self._terminal else LOG_S)
-        rewards = [score.reward_mean for score in outcome.scores.values()]
-        mean = statistics.fmean(rewards) if rewards else math.nan
-        failed = f", {outcome.failed.total()} failed" if outcome.failed else ""
-        line = f"{outcome.finished} of {outcome.rows} prompts{failed}, reward {mean:.3f}"
-        typer.echo(f"\r\x1b[K{line}" if self._terminal else line, err=True, nl=not self._terminal)
-
-    def close(self) -> None:
-        if self._terminal:
-            typer.echo("\r\x1b[K", err=True, nl=False)
 
 
 def result(source: str, checkpoint: Path | None, config: Config, outcome: Judged) -> dict[str, Any]:
@@ -272,23 +232,34 @@ def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> No
 
     if json_out is not None and not json_out.absolute().parent.is_dir():
         raise BadInput(f"--json: {json_out.absolute().parent}: no such directory")
-    found = find_source(source)
+    checkpoint, base = find_source(source)
     # Bad options and bad data are found before a checkpoint is exported.
-    config = settings(wanted, found.config, found.model)
+    model = source if checkpoint else str(Path(source).expanduser())
+    config = settings(wanted, base, model)
     eval_set = config.evaluation.sets[SET]
     rows = load_rows(eval_set.path, name=eval_set.name, split=eval_set.split)
     check_rows(rows, eval_set.data(config.data))
-    progress = ProgressLine()
+    next_at = 0.0
+
+    def progress(outcome: Judged) -> None:
+        nonlocal next_at
+        if time.monotonic() < next_at and outcome.finished < outcome.rows:
+            return
+        next_at = time.monotonic() + PROGRESS_S
+        rewards = [score.reward_mean for score in outcome.scores.values()]
+        mean = statistics.fmean(rewards) if rewards else math.nan
+        failed = f", {outcome.failed.total()} failed" if outcome.failed else ""
+        line = f"{outcome.finished} of {outcome.rows} prompts{failed}, reward {mean:.3f}"
+        typer.echo(line, err=True)
+
     with tempfile.TemporaryDirectory(prefix="paceline-eval-") as directory:
-        trusted = config.model.trust_remote_code
-        model = exported(found, Path(directory), trust_remote_code=trusted)
+        if checkpoint is not None:
+            trust = config.model.trust_remote_code
+            model = exported(checkpoint, base, Path(directory, "model"), trust=trust)
         from paceline_launcher.cli.evaluate import evaluate as judge
 
-        try:
-            outcome = judge(settings(wanted, found.config, model), rows, progress)
-        finally:
-            progress.close()
-    report = result(source, found.checkpoint, config, outcome)
+        outcome = judge(settings(wanted, base, model), rows, progress)
+    report = result(source, checkpoint, config, outcome)
     if outcome.scores:
         print_table(report)
     if json_out is not None:
