@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +17,7 @@ from paceline_launcher.cli.common import JsonOption, given_or_default, print_jso
 from paceline_launcher.terminal import out_console, printable, short, table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from paceline.observe.runs import Run
-
-PLOT = Path("compare.png")
 
 
 def runs(directory: Path = Path("runs"), *, as_json: JsonOption = False) -> None:
@@ -59,17 +54,17 @@ def compare(
     metric: str = "reward_mean",
     as_json: JsonOption = False,
 ) -> None:
-    """Plot a metric of several runs into one PNG, and print their final numbers.
+    """Print the final numbers of several runs and the settings that differ, or plot a metric of
+    them.
 
-    Plotting needs pip install 'paceline\\[plot]'; without it the numbers are printed alone. With
-    --json, numbers and curves are printed, and a plot is written only if --out is given.
+    Plotting needs pip install 'paceline\\[plot]'. With --json, the curves are printed too.
 
     Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
 
     Args:
         run_dirs RUN_DIR...: Directories of two or more runs.
-        out FILE: File of the plot; default: compare.png.
-        metric NAME: Metric to plot over the steps.
+        out FILE: PNG to write, with the metric over the steps.
+        metric NAME: Metric to compare.
     """
     from paceline.observe.projection import Projection
     from paceline.observe.runs import is_run, read_run, settings_that_differ
@@ -93,27 +88,19 @@ def compare(
     found = [read_run(path) for path in run_dirs]
     settings = settings_that_differ(run_dirs)
     named = dict(zip(map(str, run_dirs), curves, strict=True))
-    plot = out or (None if as_json else PLOT)
-    try:
-        if plot is not None:
-            plot_curves(named, metric, plot)
-    except NoMatplotlib as error:
-        if out is not None:
-            raise
-        plot = None
-        typer.echo(f"no plot: {error}", err=True)
+    if out is not None:
+        _plot(named, metric, out)
     if as_json:
         both = zip(found, curves, strict=True)
         listed = [{**run.to_json(), "curve": curve} for run, curve in both]
-        shown = str(plot) if plot else None
-        print_json({"metric": metric, "plot": shown, "settings": settings, "runs": listed})
+        print_json({"metric": metric, "settings": settings, "runs": listed})
         return
     _print(found, [f"{c[-1][1]:.4g}" if c else "-" for c in curves], f"last {metric}")
     if settings:
         rows = [(name, *values) for name, values in settings.items()]
         out_console().print("", table("|".join(["setting", *named]), rows))
-    if plot is not None:
-        typer.echo(f"plot: {plot}")
+    if out is not None:
+        typer.echo(f"plot: {out}")
 
 
 def _print(found: list[Run], last: list[str], title: str) -> None:
@@ -137,38 +124,23 @@ def _print(found: list[Run], last: list[str], title: str) -> None:
             typer.echo(printable(f"{run.path} {run.state}: {run.reason.partition(chr(10))[0]}"))
 
 
-class NoMatplotlib(BadInput):
-    pass
-
-
-def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, out: Path) -> None:
-    """Writes ``out`` with a line for each curve of (step, value). Raises BadInput."""
-    figure = new_figure((9, 5))
+def _plot(curves: dict[str, list[tuple[int, float]]], metric: str, out: Path) -> None:
+    """Writes a PNG with a line for each curve of (step, value). Raises BadInput and OSError."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadInput("plotting needs matplotlib: pip install 'paceline[plot]'") from None
+    figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     for label, curve in curves.items():
-        steps, values = [step for step, _ in curve], [value for _, value in curve]
         # A single value would be an invisible line, and a label with $ a formula.
         marker = "o" if len(curve) < 3 else None
-        axes.plot(steps, values, label=label.replace("$", r"\$"), marker=marker, linewidth=1.4)
+        steps, values = [step for step, _ in curve], [value for _, value in curve]
+        axes.plot(steps, values, label=label.replace("$", r"\$"), marker=marker)
     axes.set_xlabel("step")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
     axes.legend()
-    save_figure(figure, out)
-
-
-def new_figure(inches: tuple[float, float]) -> Figure:
-    """A figure without the global state of pyplot. Raises NoMatplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise NoMatplotlib("plotting needs matplotlib: pip install 'paceline[plot]'") from None
-    return Figure(figsize=inches, layout="constrained")
-
-
-def save_figure(figure: Figure, out: Path) -> None:
-    """Writes a PNG. Raises OSError."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=140, format="png")
 
 

@@ -216,12 +216,11 @@ def _say(
 
 
 def _draw(found: list[SizePlan], out: Path | None) -> None:
-    from paceline_launcher.cli.runs import NoMatplotlib
     from testbed.planner.report import draw
 
     try:
         draw(found, out or PICTURE)
-    except NoMatplotlib as error:
+    except ImportError as error:
         if out is not None:
             raise
         typer.echo(f"no picture: {error}", err=True)

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Table
 
-from paceline_launcher.cli.runs import new_figure, save_figure
 from paceline_launcher.terminal import out_console
 from testbed.planner.sizes import SizePlan, Variant
 
@@ -68,8 +67,10 @@ def plan_json(found: Sequence[SizePlan]) -> list[dict[str, Any]]:
 
 
 def draw(found: Sequence[SizePlan], out: Path) -> None:
-    """Samples per second and idle shares by GPUs. Raises NoMatplotlib and BadInput."""
-    figure = new_figure((10, 4.5))
+    """Samples per second and idle shares by GPUs. Raises ImportError and OSError."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
     pace, idle = figure.subplots(1, 2)
     gpus = [plan.gpus for plan in found]
     for label, of in (
@@ -95,7 +96,7 @@ def draw(found: Sequence[SizePlan], out: Path) -> None:
         axes.set_xlabel("GPUs (policy + rollout)")
         axes.grid(alpha=0.3)
         axes.legend()
-    save_figure(figure, out)
+    figure.savefig(out, dpi=140, format="png")
 
 
 def _band(axes: Any, gpus: list[int], spans: list[tuple[float, float]], label: str) -> None:

@@ -82,15 +82,12 @@ def test_numbers_and_curves_are_compared_without_matplotlib(
         monkeypatch.setitem(sys.modules, module, None)
     both = [str(runs / "a"), str(runs / "deeper" / "c")]
     found = json.loads(invoke("compare", *both, "--json").output)
-    assert found["plot"] is None
     assert [run["curve"] for run in found["runs"]] == [
         [[1, 0.1], [2, 0.2], [3, 0.3]],
         [[1, 0.2], [2, 0.4]],
     ]
     asked = invoke("compare", *both, "--json", "--metric", "eval_reward_mean")
     assert json.loads(asked.output)["runs"][0]["curve"] == [[0, 0.1]]
-    done = invoke("compare", *both)
-    assert done.exit_code == 0 and "paceline[plot]" in done.output
     refused = invoke("compare", *both, "--out", "plot.png")
     assert isinstance(refused.exception, BadInput)
     assert "paceline[plot]" in str(refused.exception)
