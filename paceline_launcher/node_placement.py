@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -33,20 +33,6 @@ from paceline.worker_pools import (
     scorer_of,
     worker_name,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """Nodes of a job. All have the same number of GPUs."""
-
-    count: int
-    gpus: int = 0
-    """GPUs of each node; 0: workers compute on CPUs."""
-    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Nodes that may run a role. A role that is not named may run on all."""
-
-    def of(self, role: str) -> tuple[int, ...]:
-        return self.roles.get(role) or tuple(range(self.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +87,22 @@ def nodes_needed(config: Config, gpus: int) -> int:
     nodes = max(1, -(-gpus_needed(config) // gpus)) if gpus else 1
     while True:
         try:
-            Placement(config, Nodes(nodes, gpus))
+            Placement(config, nodes, gpus)
             return nodes
         except BadInput:
             nodes += 1
 
 
 class Placement:
-    """Places of a run's workers. Raises BadInput if the nodes have no room for those of [fleet]."""
+    """Places of a run's workers. Raises BadInput if the nodes have no room for those of [fleet].
+    ``gpus``: of each node; 0: workers compute on CPUs."""
 
-    def __init__(self, config: Config, nodes: Nodes) -> None:
-        self._nodes = nodes
+    def __init__(self, config: Config, nodes: int, gpus: int = 0) -> None:
+        self._nodes, self._gpus = nodes, gpus
         self._counts = workers_with_spares(config)
-        self._needs = {
-            pool: gpus_of_worker(config, pool) if nodes.gpus else 0 for pool in self._counts
-        }
-        self._free = [list(range(nodes.gpus)) for _ in range(nodes.count)]
-        self._load = [0] * nodes.count
+        self._needs = {pool: gpus_of_worker(config, pool) if gpus else 0 for pool in self._counts}
+        self._free = [list(range(gpus)) for _ in range(nodes)]
+        self._load = [0] * nodes
         self._places: dict[str, WorkerPlace] = {}
         for pool, count in self._counts.items():
             for index in range(count):
@@ -145,12 +130,11 @@ class Placement:
 
     def _first(self, pool: str, index: int) -> WorkerPlace:
         """The place of a worker that [fleet] names, which takes it."""
-        allowed, need = self._nodes.of(role_of(pool)), self._needs[pool]
-        if not need:
-            node = min(allowed, key=lambda one: (self._load[one], one))
+        if not self._needs[pool]:
+            node = self._load.index(min(self._load))
             self._load[node] += 1
             return WorkerPlace(node)
-        place = next(self._slots(pool, allowed, need), None)
+        place = next(self._slots(pool), None)
         if place is None:
             raise BadInput(self._no_room(pool, index))
         for part in (place, *place.rest):
@@ -158,17 +142,18 @@ class Placement:
             self._load[part.node] += 1
         return place
 
-    def _slots(self, pool: str, allowed: Sequence[int], need: int) -> Iterator[WorkerPlace]:
+    def _slots(self, pool: str) -> Iterator[WorkerPlace]:
         """Places that are free for workers of ``pool``, none of which overlap."""
-        size = self._nodes.gpus
+        size, need = self._gpus, self._needs[pool]
         if need <= size:
-            for node in allowed:
-                for at in range(0, len(self._free[node]) - need + 1, need):
-                    yield WorkerPlace(node, tuple(self._free[node][at : at + need]))
+            for node, free in enumerate(self._free):
+                for at in range(0, len(free) - need + 1, need):
+                    yield WorkerPlace(node, tuple(free[at : at + need]))
             return
         if role_of(pool) != POLICY:
             return
-        whole, count = [node for node in allowed if len(self._free[node]) == size], -(-need // size)
+        whole = [node for node, free in enumerate(self._free) if len(free) == size]
+        count = -(-need // size)
         gpus = [tuple(range(min(size, need - size * at))) for at in range(count)]
         for first in range(0, len(whole) - count + 1, count):
             parts = [WorkerPlace(whole[first + at], gpus[at]) for at in range(count)]
@@ -176,26 +161,22 @@ class Placement:
 
     def _beyond(self, pool: str, index: int) -> WorkerPlace | None:
         """The place of a worker beyond those of [fleet], from its own number alone."""
-        allowed, need = self._nodes.of(role_of(pool)), self._needs[pool]
-        extra = index - self._counts[pool]
-        if not need:
-            return WorkerPlace(allowed[index % len(allowed)])
-        slots = list(self._slots(pool, allowed, need))
+        if not self._needs[pool]:
+            return WorkerPlace(index % self._nodes)
+        extra, slots = index - self._counts[pool], list(self._slots(pool))
         if role_of(pool) != POLICY:
             slots.reverse()
         return slots[extra] if extra < len(slots) else None
 
     def _no_room(self, pool: str, index: int) -> str:
-        nodes, need, role = self._nodes, self._needs[pool], role_of(pool)
-        count = -(-need // nodes.gpus) if role == POLICY else 1
+        need = self._needs[pool]
+        count = -(-need // self._gpus) if role_of(pool) == POLICY else 1
         where_to = "one node" if count == 1 else f"{count} nodes that are free"
         wanted = sum(self._counts[p] * self._needs[p] for p in self._counts)
-        allowed = ", ".join(map(str, nodes.of(role)))
-        placed = f", {role} on {allowed} of them (--place)" if nodes.roles else ""
         return (
             f"there is no room for {worker_name(pool, index)}, which needs {need} GPUs on "
-            f"{where_to}: the workers of [fleet] need {wanted} GPUs, and there are {nodes.count} "
-            f"nodes with {nodes.gpus} GPUs each{placed}. Lower fleet.policy_ranks, "
+            f"{where_to}: the workers of [fleet] need {wanted} GPUs, and there are {self._nodes} "
+            f"nodes with {self._gpus} GPUs each. Lower fleet.policy_ranks, "
             f"rollout.tensor_parallel or the workers in [fleet], take more nodes, or let workers "
             "share the GPUs with --gpus 0"
         )
@@ -205,29 +186,10 @@ class NoPlacement(Placement):
     """Placement of a run whose workers are not started by its nodes."""
 
     def __init__(self) -> None:
-        self._nodes = Nodes(1)
         self._counts, self._places = {}, {}
 
     def of(self, pool: str, index: int) -> WorkerPlace | None:
         return None
-
-
-def parse_roles(given: list[str], nodes: int) -> dict[str, tuple[int, ...]]:
-    """``policy=0`` and ``rollout=1-3,5`` as the nodes of each role. Raises BadInput."""
-    found: dict[str, tuple[int, ...]] = {}
-    for text in given:
-        role, _, places = text.partition("=")
-        ranges = [re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part) for part in places.split(",")]
-        ends = [(int(m[1]), int(m[2] or m[1])) for m in ranges if m is not None]
-        wrong = any(low > high or high >= nodes for low, high in ends)
-        if role not in (POLICY, ROLLOUT, SCORER) or role in found or wrong or None in ranges:
-            raise BadInput(
-                f"--place {text}: write a role once, with its nodes, whose numbers go from 0 to "
-                f"{nodes - 1}: policy=0, rollout=1-3 or scorer=0,4"
-            )
-        numbers = {node for low, high in ends for node in range(low, high + 1)}
-        found[role] = tuple(sorted(numbers))
-    return found
 
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"

@@ -55,7 +55,6 @@ def node(
     nodes: int | None = None,
     master: str | None = None,
     gpus: Annotated[int | None, typer.Option(min=0)] = None,
-    place: list[str] | None = None,
     wait_s: Annotated[float, typer.Option(min=0)] = 600.0,
     dry_run: bool = False,
     as_json: JsonOption = False,
@@ -80,19 +79,12 @@ def node(
         master HOST:PORT: Node 0, and the first port that it uses. Default: MASTER_ADDR and
             MASTER_PORT.
         gpus: GPUs to give out on each node. 0: workers share all. Default: those it sees.
-        place ROLE=NODES: Nodes of a role: policy=0, rollout=1-3. May be repeated. Default: by GPUs.
         wait_s --wait SECONDS: How long node 0 may be silent.
         dry_run: Print what this node would start as JSON, and start nothing.
     """
     from paceline_launcher.launch.job import NodeJob, node_place
     from paceline_launcher.launch.node_workers import NodeWorkers
-    from paceline_launcher.node_placement import (
-        Nodes,
-        NoPlacement,
-        Placement,
-        gpus_for,
-        parse_roles,
-    )
+    from paceline_launcher.node_placement import NoPlacement, Placement, gpus_for
     from paceline_launcher.preflight.checks import default_run_dir
 
     set_process_limits()
@@ -106,13 +98,11 @@ def node(
             "nvidia-smi, and look at CUDA_VISIBLE_DEVICES and --gpus"
         )
     mine = seen if gpus is None else seen[:gpus]
-    roles = parse_roles(place or [], here.nodes)
-    shape = Nodes(here.nodes, len(mine), roles)
-    placement = NoPlacement() if elsewhere else Placement(settings, shape)
+    placement = NoPlacement() if elsewhere else Placement(settings, here.nodes, len(mine))
     workers = NodeWorkers(settings, placement=placement, node=here.rank, gpus=mine)
     directory = (run_dir or default_run_dir(settings)).resolve()
     digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:32]
-    job = NodeJob(uuid.uuid4().hex, settings.run.name, here.nodes, len(mine), roles, digest)
+    job = NodeJob(uuid.uuid4().hex, settings.run.name, here.nodes, len(mine), digest)
     this = _Node(settings, directory, here, job, workers)
     if dry_run:
         plan = {"node": here.rank, "nodes": here.nodes, "master": f"{here.master}:{here.port}"}

@@ -34,7 +34,6 @@ class NodeJob:
     run: str
     nodes: int
     gpus: int  # GPUs of each node
-    roles: dict[str, tuple[int, ...]]
     settings: str  # digest of the settings that node 0 was started with
     addresses: tuple[str, ...] = ()  # addresses of the controllers
 
@@ -51,7 +50,6 @@ _AGREED = {
     "run": "run.name",
     "nodes": "number of nodes",
     "gpus": "number of GPUs (give --gpus the lower number on every node)",
-    "roles": "placement of the roles (--place)",
     "settings": "digest of the settings (RUN.toml and --set)",
 }
 

@@ -30,7 +30,7 @@ from testbed.fleets.local_run import write_run
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 Node = Callable[..., Any]
-JOB = NodeJob("s", "tiny", 2, 0, {}, "digest", ("127.0.0.1:1",))
+JOB = NodeJob("s", "tiny", 2, 0, "digest", ("127.0.0.1:1",))
 
 
 @pytest.fixture
@@ -71,7 +71,6 @@ def test_every_node_says_what_it_would_start(node: Node, tmp_path: Path) -> None
     [
         ((), SECOND | {"RANK": "2"}, "ranks go from 0 to 1"),
         ((), {"RANK": "1", "WORLD_SIZE": "2"}, "no MASTER_ADDR"),
-        (("--place", "policy=2"), SECOND, "whose numbers go from 0 to 1"),
         (("--gpus", "1"), SECOND, "this node sees 0 GPUs"),
         (("--set", "fleet.provider=none"), SECOND, "fleet.provider"),
     ],
@@ -136,7 +135,6 @@ def test_another_token_than_that_of_node_0_is_said(
     [
         ({"nodes": 3}, "number of nodes than this node: 2, here 3"),
         ({"gpus": 8}, "--gpus"),
-        ({"roles": {"policy": (0,)}}, "--place"),
         ({"settings": "other"}, "RUN.toml and --set"),
         ({"run": "other"}, "run.name than this node: tiny, here other"),
     ],

@@ -19,7 +19,7 @@ from paceline_launcher.launch import restarts
 from paceline_launcher.launch.child import ChildSpec, ChildSpecs
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.node_workers import NodeWorkers, publish_point
-from paceline_launcher.node_placement import Nodes, Placement
+from paceline_launcher.node_placement import Placement
 from testbed.fleets.controllers import until
 
 # Its environment is there as soon as the file is.
@@ -89,7 +89,7 @@ async def nodes_of(
 ) -> AsyncIterator[list[Fleet]]:
     """Two of three nodes with two GPUs each: the ranks of policy-0 are on nodes 0 and 1, rollout-0
     is on node 2."""
-    placement = Placement(CONFIG, Nodes(3, 2))
+    placement = Placement(CONFIG, 3, 2)
     async with AsyncExitStack() as stack:
         fleets = []
         for node in only:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from examples.math.make_tiny import CHAT_TEMPLATE
 from paceline.config.load import load_config
 from paceline_launcher.cli import app
-from paceline_launcher.node_placement import Nodes, Placement
+from paceline_launcher.node_placement import Placement
 from testbed.fleets.local_run import ROOT
 from testbed.tiny_model import make_char_tokenizer
 from tests.fixtures.engines import needs_vllm
@@ -49,7 +49,7 @@ CASES = {
     "qwen3_30b_a3b": (2, "h100-80g", 30.53),
     "qwen25_32b_gsm8k": (2, "h100-80g", 32.76),
 }
-"""Nodes, the GPU, and 10^9 parameters as the models' cards have them."""
+"""the GPU, and 10^9 parameters as the models' cards have them."""
 ROWS = {"math": (7_500, 5_000), "gsm8k": (7_473, 1_319)}
 """Rows to train and to evaluate on, of the published data sets."""
 
@@ -119,7 +119,7 @@ def test_config_check_accepts_a_configuration(
 def test_every_gpu_of_the_nodes_has_a_worker(name: str) -> None:
     nodes, _, _ = CASES[name]
     config = load_config(HERE / f"{name}.toml")
-    placed = Placement(config, Nodes(nodes, GPUS_PER_NODE, {}))
+    placed = Placement(config, nodes, GPUS_PER_NODE)
     for node in range(nodes):
         used = [gpu for where in placed.on(node).values() for gpu in where.gpus]
         assert sorted(used) == list(range(GPUS_PER_NODE))

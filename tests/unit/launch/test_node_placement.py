@@ -10,12 +10,10 @@ from paceline.errors import BadInput
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.node_workers import NodeWorkers, wanted_on_nodes
 from paceline_launcher.node_placement import (
-    Nodes,
     Placement,
     WorkerPlace,
     gpus_of_worker,
     nodes_needed,
-    parse_roles,
 )
 
 
@@ -28,9 +26,9 @@ def config_of(**sections: dict[str, Any]) -> Config:
     return Config.model_validate(given | sections)
 
 
-def placed(config: Config, nodes: Nodes) -> list[dict[str, tuple[int, ...]]]:
-    found = Placement(config, nodes)
-    return [{n: p.gpus for n, p in found.on(node).items()} for node in range(nodes.count)]
+def placed(config: Config, nodes: int, gpus: int = 0) -> list[dict[str, tuple[int, ...]]]:
+    found = Placement(config, nodes, gpus)
+    return [{n: p.gpus for n, p in found.on(node).items()} for node in range(nodes)]
 
 
 def test_policy_replicas_come_first_and_workers_fill_what_is_left() -> None:
@@ -38,7 +36,7 @@ def test_policy_replicas_come_first_and_workers_fill_what_is_left() -> None:
         fleet={"policy": 1, "policy_ranks": 4, "rollout": 6},
         rollout={"engine": "vllm", "tensor_parallel": 2},
     )
-    first, second = placed(config, Nodes(2, 8))
+    first, second = placed(config, 2, 8)
     assert first == {
         "policy-0": (0, 1, 2, 3),
         "rollout-0": (4, 5),
@@ -51,7 +49,7 @@ def test_a_replica_of_more_ranks_than_a_node_has_gpus_takes_several_nodes() -> N
     config = config_of(
         fleet={"policy": 2, "policy_ranks": 6, "rollout": 3}, rollout={"engine": "vllm"}
     )
-    found = Placement(config, Nodes(4, 4))
+    found = Placement(config, 4, 4)
     spread = found.of("policy", 1)
     assert spread == WorkerPlace(2, (0, 1, 2, 3), (WorkerPlace(3, (0, 1)),))
     assert [found.ranks_on(node) for node in range(4)] == [
@@ -71,37 +69,22 @@ def test_a_replica_of_more_ranks_than_a_node_has_gpus_takes_several_nodes() -> N
 
 
 def test_a_replica_on_one_node_has_no_ranks_that_are_started_one_by_one() -> None:
-    found = Placement(config_of(fleet={"policy": 1, "policy_ranks": 2}), Nodes(2, 4))
+    found = Placement(config_of(fleet={"policy": 1, "policy_ranks": 2}), 2, 4)
     assert [found.ranks_on(node) for node in range(2)] == [{}, {}]
-    assert Placement(config_of(fleet={"policy_ranks": 4}), Nodes(2)).ranks_on(0) == {}
+    assert Placement(config_of(fleet={"policy_ranks": 4}), 2).ranks_on(0) == {}
 
 
 def test_replicas_beyond_those_of_the_fleet_take_nodes_that_are_wholly_free() -> None:
     config = config_of(fleet={"policy": 1, "policy_ranks": 4, "rollout": 1})
-    found = Placement(config, Nodes(6, 2))
+    found = Placement(config, 6, 2)
     assert found.of("policy", 1) == WorkerPlace(3, (0, 1), (WorkerPlace(4, (0, 1)),))
     assert found.of("policy", 2) is None
     assert found.ranks_on(4, beyond=[1]) == {"policy-1": range(2, 4)}
 
 
-def test_roles_keep_to_the_nodes_that_are_named() -> None:
-    config = config_of(fleet={"policy": 1, "rollout": 3})
-    roles = parse_roles(["policy=2", "rollout=0-1"], 3)
-    assert [set(node) for node in placed(config, Nodes(3, 2, roles))] == [
-        {"rollout-0", "rollout-1"},
-        {"rollout-2"},
-        {"policy-0"},
-    ]
-    assert [set(node) for node in placed(config, Nodes(3, 0, roles))] == [
-        {"rollout-0", "rollout-2"},
-        {"rollout-1"},
-        {"policy-0"},
-    ]
-
-
 def test_on_cpus_workers_are_dealt_out() -> None:
     config = config_of(fleet={"policy": 1, "rollout": 3, "rollout_spares": 1})
-    assert [set(node) for node in placed(config, Nodes(2))] == [
+    assert [set(node) for node in placed(config, 2)] == [
         {"policy-0", "rollout-1", "rollout-3"},
         {"rollout-0", "rollout-2"},
     ]
@@ -121,7 +104,7 @@ def test_every_worker_is_placed_once_and_no_gpu_twice(count: int, gpus: int) -> 
             rollout={"engine": "vllm", "tensor_parallel": parallel},
         )
         try:
-            nodes = placed(config, Nodes(count, gpus))
+            nodes = placed(config, count, gpus)
         except BadInput:
             # Not for less than what is needed: first fit may waste what is smaller than a worker.
             need = policy * ranks + rollout * parallel
@@ -155,7 +138,7 @@ def test_too_few_gpus_are_said_with_what_is_needed(
     sections: dict[str, dict[str, Any]], said: str
 ) -> None:
     with pytest.raises(BadInput) as refused:
-        Placement(config_of(**sections), Nodes(2, 8))
+        Placement(config_of(**sections), 2, 8)
     assert said in str(refused.value)
 
 
@@ -177,7 +160,7 @@ def test_gpus_of_a_worker_follow_its_role() -> None:
 
 def test_a_worker_beyond_those_of_the_fleet_gets_free_gpus_and_never_moves() -> None:
     config = config_of(fleet={"policy": 1, "rollout": 1})
-    placement = Placement(config, Nodes(2, 2))
+    placement = Placement(config, 2, 2)
     # Node 0 is full; both kinds may grow on node 1, from either end.
     assert placement.of("policy", 1) == WorkerPlace(1, (0,))
     assert placement.of("rollout", 1) == WorkerPlace(1, (1,))
@@ -188,24 +171,14 @@ def test_a_worker_beyond_those_of_the_fleet_gets_free_gpus_and_never_moves() -> 
 def test_a_worker_sees_its_own_gpus_alone_by_their_names() -> None:
     config = config_of(fleet={"policy": 1, "policy_ranks": 2, "rollout": 1})
     gpus = ("4", "5", "6", "GPU-7")
-    workers = NodeWorkers(config, placement=Placement(config, Nodes(1, 4)), gpus=gpus)
+    workers = NodeWorkers(config, placement=Placement(config, 1, 4), gpus=gpus)
     assert workers.take("policy-0", ()) == ("4", "5")
     assert workers.take("rollout-0", ("policy-0",)) == ("6",)
     # Policy replicas and other workers may grow towards one another.
     assert workers.take("rollout-1", ("policy-0", "rollout-0")) == ("GPU-7",)
     assert workers.take("rollout-1", ("policy-0", "rollout-0", "rollout-1")) == ("GPU-7",)
-    without = NodeWorkers(config, placement=Placement(config, Nodes(1, 0)))
+    without = NodeWorkers(config, placement=Placement(config, 1, 0))
     assert without.take("policy-0", ()) == ()
-
-
-@pytest.mark.parametrize(
-    "text", ["policy", "trainer=0", "policy=", "policy=a", "policy=1-", "rollout=2", "rollout=1-0"]
-)
-def test_what_is_no_place_of_a_role_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="--place"):
-        parse_roles([text], 2)
-    with pytest.raises(BadInput, match="once"):
-        parse_roles(["policy=0", "policy=1"], 2)
 
 
 def status_of(desired: int, *workers: tuple[str, str]) -> admin_pb2.StatusReply:
@@ -232,19 +205,19 @@ def status_of(desired: int, *workers: tuple[str, str]) -> admin_pb2.StatusReply:
 def test_all_nodes_agree_which_workers_are_wanted(
     desired: int, workers: Sequence[tuple[str, str]], names: list[int]
 ) -> None:
-    placement = Placement(config_of(fleet={"rollout": 2}), Nodes(2))
+    placement = Placement(config_of(fleet={"rollout": 2}), 2)
     assert wanted_on_nodes(status_of(desired, *workers), "rollout", placement) == names
 
 
 def test_a_worker_that_no_node_has_room_for_is_not_wanted() -> None:
-    placement = Placement(config_of(fleet={"policy": 1, "rollout": 2}), Nodes(1, 3))
+    placement = Placement(config_of(fleet={"policy": 1, "rollout": 2}), 1, 3)
     leaving = [("rollout-0", "draining"), ("rollout-1", "running")]
     assert wanted_on_nodes(status_of(2, *leaving), "rollout", placement) == [1]
 
 
 def test_each_rank_of_a_replica_on_several_nodes_sees_the_gpus_of_its_own_node() -> None:
     config = config_of(fleet={"policy": 1, "policy_ranks": 3, "rollout": 1})
-    placement = Placement(config, Nodes(2, 2))
+    placement = Placement(config, 2, 2)
     first, second = (
         NodeWorkers(config, placement=placement, node=node, gpus=("GPU-a", "GPU-b"))
         for node in (0, 1)

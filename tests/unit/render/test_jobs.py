@@ -288,7 +288,7 @@ def test_every_pod_of_pai_dlc_calls_a_command_on_a_config_that_loads(tmp_path: P
     addresses = ("10.0.0.7:7000", "10.0.0.7:7001")
     for spec in job_of(*OWN_REDIS)["JobSpecs"]:
         kind, where = spec["Type"], tmp_path / spec["Type"]
-        write_job(where, NodeJob("s", "demo", 1, 0, {}, "d", addresses))
+        write_job(where, NodeJob("s", "demo", 1, 0, "d", addresses))
         script = script_in(where, spec["UserCommand"]).replace("sleep 5", "sleep 0.1")
         (words,) = commands_of(script, where, SECRET)
         name = check_command(words)
@@ -321,7 +321,7 @@ def test_a_pod_that_is_taken_away_drains_its_worker_with_the_token_of_the_run(
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
-    write_job(run, NodeJob("s", "demo", 1, 0, {}, "d", ("10.0.0.7:7000",)))
+    write_job(run, NodeJob("s", "demo", 1, 0, "d", ("10.0.0.7:7000",)))
     (run / "token").write_text("of-the-run")
     specs = job_of("--volume", f"d-own:{tmp_path}", "--run-dir", str(run))["JobSpecs"]
     (command,) = (spec["UserCommand"] for spec in specs if spec["Type"] == "Rollout")
