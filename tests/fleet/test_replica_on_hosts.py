@@ -21,8 +21,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def cluster(ranks_a_host: int, tmp_path: Path) -> Iterator[ReplicaOnHosts]:
-    made = ReplicaOnHosts(tmp_path, ranks_a_host)
+def cluster(tmp_path: Path) -> Iterator[ReplicaOnHosts]:
+    made = ReplicaOnHosts(tmp_path, 1)
     try:
         yield made
     finally:
@@ -33,38 +33,20 @@ def dies(event: Event) -> bool:
     return bool(event["type"] == "WorkerDied" and event["worker_id"] == SPREAD)
 
 
-@pytest.mark.parametrize(
-    "ranks_a_host",
-    [
-        1,
-        # In every run: three ranks from outside, without a fleet, in
-        # tests/process/policy/test_outside_ranks.py.
-        pytest.param(2, marks=pytest.mark.slow),
-    ],
-)
-def test_a_replica_on_two_hosts_dies_as_one_and_returns(
-    cluster: ReplicaOnHosts, ranks_a_host: int
-) -> None:
+def test_a_replica_on_two_hosts_dies_as_one_and_returns(cluster: ReplicaOnHosts) -> None:
+    """Several ranks on a host, killed too: tests/process/policy/test_outside_ranks.py."""
     cluster.spread_joins()
-    on_a_host = [1] * ranks_a_host
-
-    if ranks_a_host > 1:
-        # The host without rank 0 loses power.
-        lose(cluster, lambda: cluster.send(RIGHT, signal.SIGKILL))
-        assert cluster.spread_ends(RIGHT) == [-signal.SIGKILL] * ranks_a_host
-        assert cluster.spread_ends(LEFT) == on_a_host
-        returns(cluster)
 
     # The host of rank 0 stands still, and later goes on.
     lose(cluster, lambda: cluster.send(LEFT, signal.SIGSTOP))
-    assert cluster.spread_ends(RIGHT) == on_a_host
+    assert cluster.spread_ends(RIGHT) == [1]
     cluster.send(LEFT, signal.SIGCONT)
-    assert cluster.spread_ends(LEFT) == on_a_host
+    assert cluster.spread_ends(LEFT) == [1]
     returns(cluster)
 
     # The host without rank 0 is cut off, from its replica and from everybody else.
     lose(cluster, lambda: cluster.hosts.cut(RIGHT))
-    assert cluster.spread_ends(LEFT, RIGHT) == on_a_host * 2
+    assert cluster.spread_ends(LEFT, RIGHT) == [1, 1]
     cluster.hosts.mend(RIGHT)
     returns(cluster)
 

@@ -1,16 +1,18 @@
-"""Short runs of the flows with several models, with sampled pairs and with labels, as a user starts
-them.
+"""Short runs of the flows with several models and with pairs, as a user starts them.
 
-Supervised fine-tuning is in test_recorded_run.py, DPO and the reward model in
-test_preference_runs.py, and an objective of a user in test_user_files_named_like_ours.py.
+Supervised fine-tuning is in test_recorded_run.py, and an objective of a user in
+test_user_files_named_like_ours.py.
 """
 
+import json
+import math
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from testbed.fleets.local_run import Up
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
@@ -21,10 +23,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 FLEET = {"controllers": 1, "policy": 1, "rollout": 1}
 
 
-def finished(up: Up) -> list[Mapping[str, Any]]:
+def finished(up: Up, kind: Any = AutoModelForCausalLM) -> list[Mapping[str, Any]]:
     """The metrics of a run to its end."""
     assert up.wait() == 0, up.said()
-    exported = AutoModelForCausalLM.from_pretrained(up.assert_sound()["export"])
+    exported = kind.from_pretrained(up.assert_sound()["export"])
     assert type(exported).__name__ in exported.config.architectures
     return up.metrics()
 
@@ -94,3 +96,56 @@ def test_a_policy_is_distilled_from_a_teacher_that_is_a_scorer(
     steps = of_kind(rows, "step")
     assert len(steps) == 24
     assert mean(steps[-6:], "teacher_kl") < mean(steps[:3], "teacher_kl")
+
+
+def write_pairs(path: Path, count: int = 48, seed: int = 0) -> Path:
+    """Rows whose chosen completion has the digits in order, and whose rejected one has them
+    reversed."""
+    draw = random.Random(seed)
+    rows = []
+    while len(rows) < count:
+        digits = "".join(draw.choices("0123456789", k=draw.randint(2, 4)))
+        right, wrong = "".join(sorted(digits)), "".join(sorted(digits, reverse=True))
+        if right != wrong:
+            rows.append({"prompt": f"s{digits}=", "chosen": right, "rejected": wrong})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+MODELS = {"dpo": AutoModelForCausalLM, "reward_model": AutoModelForSequenceClassification}
+
+
+@pytest.mark.parametrize("algorithm", MODELS)
+def test_recorded_pairs_train_exactly_once_and_are_told_apart(
+    start: Start, algorithm: str, tmp_path: Path
+) -> None:
+    """Four passes over 48 pairs."""
+    up = start(
+        data={
+            "path": str(write_pairs(tmp_path / "pairs.jsonl")),
+            "chosen_field": "chosen",
+            "rejected_field": "rejected",
+            "eval_path": str(write_pairs(tmp_path / "held_out_pairs.jsonl", 16, seed=1)),
+        },
+        train={
+            "algorithm": algorithm,
+            "steps": 12,
+            "groups_per_step": 16,
+            "lr": 3e-3,
+            "checkpoint_every": 12,
+            "eval_every": 12,
+        },
+        rollout={"source": "recorded", "group_size": 2},
+        fleet=FLEET,
+    )
+    rows = finished(up, MODELS[algorithm])
+    steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")
+    assert len(steps) == 12
+    # Both completions of a pair have one score before the first update.
+    assert steps[0]["pair_accuracy"] == pytest.approx(0.5)
+    assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert mean(steps[-3:], "pair_accuracy") > 0.7
+    before, after = evaluated
+    assert (before["eval_pair_accuracy"], before["eval_count"]) == (pytest.approx(0.5), 16)
+    assert after["eval_pair_accuracy"] > 0.7 and after["eval_loss"] < before["eval_loss"]
+    assert up.summary()["samples_trained"] == 12 * 16 * 2

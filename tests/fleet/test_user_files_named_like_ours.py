@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.process.user_code import python_module
 from testbed.fleets.local_run import ROOT, Up, write_run
 from testbed.patience import patient
 
@@ -90,16 +89,6 @@ def start_directory(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "my_engine.py").write_text(ENGINE)
     yield tmp_path
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
-
-
-@pytest.mark.parametrize("module", ROLES)
-def test_a_process_of_ours_is_ours(python: str, module: str, start_directory: Path) -> None:
-    _, *options = python_module(module)
-    shown = subprocess.run(
-        [python, *options, "--help"], cwd=start_directory, capture_output=True, text=True
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "usage: " in shown.stdout
 
 
 @pytest.mark.long

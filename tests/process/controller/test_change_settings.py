@@ -12,14 +12,12 @@ from controller.store.journal_audit import verify
 from paceline_launcher.cli import app
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import (
-    config_of,
     control_of,
     running_controllers,
     status,
     until,
     working_fleet,
 )
-from testbed.workers.fake_workers import FakeRollout
 
 
 async def command(controllers: Controllers, *arguments: str) -> Any:
@@ -70,27 +68,3 @@ async def test_every_replica_uses_a_changed_setting_from_the_same_step_on_across
             assert "train.optimizer.lr 0.001 -> 0.0005" in shown.stdout
         report = verify(controllers.redis_url, "load")
         assert report.ok, report.problems
-
-
-async def test_a_start_with_fewer_steps_than_are_trained_ends_with_the_reason_whoever_is_connected(
-    tmp_path: Path,
-) -> None:
-    with running_controllers(tmp_path, 1, train={"steps": 1000}) as controllers:
-        async with working_fleet(controllers) as (policies, _):
-            await until(lambda: policies[0].timings.steps >= 3)
-        controllers.started[0].process.terminate()
-        controllers.started[0].process.wait(60)
-        fewer = controllers.config.read_text().replace("steps = 1000", "steps = 2")
-        controllers.config.write_text(fewer)
-        refusing = await asyncio.to_thread(controllers.start, "controller-1")
-        config, where = config_of(controllers), [refusing.address]
-        workers = [FakeRollout(config, where, f"rollout-{n}") for n in range(8)]
-        starting = [asyncio.create_task(worker.start()) for worker in workers]
-        try:
-            assert await asyncio.to_thread(refusing.process.wait, 60) == 2
-        finally:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
-            await asyncio.gather(*(worker.stop(goodbye=False) for worker in workers))
-        assert "train.steps = 2: step " in controllers.log("controller-1")

@@ -38,15 +38,20 @@ def test_a_server_that_dies_while_it_is_waited_for_is_replaced(tmp_path: Path) -
     assert found.url == first.url, "clients that only reconnect must find it"
 
 
-def test_a_run_directory_may_be_named_relative_to_where_one_is(
+def test_a_run_directory_may_have_any_name_and_be_named_relative_to_where_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name = """with "quotes", \\ and \\n, and a space's ' end"""
     monkeypatch.chdir(tmp_path)
     try:
-        assert ensure_redis(Path("run"), RedisConfig()).started
-        assert not ensure_redis(tmp_path / "run", RedisConfig()).started
+        endpoint = ensure_redis(Path(name), RedisConfig())
+        assert endpoint.started
+        assert not ensure_redis(tmp_path / name, RedisConfig()).started
+        with connect_sync(endpoint.url) as client:
+            assert client.ping()
+        assert list((tmp_path / name / "redis" / "appendonlydir").iterdir())
     finally:
-        stop_redis(Path("run"))
+        stop_redis(tmp_path / name)
 
 
 def slow_disk(directory: Path) -> Path:
@@ -91,14 +96,3 @@ async def test_what_was_appended_survives_a_kill_in_the_middle_of_a_sync(
     finally:
         await client.aclose()
         stop_redis(tmp_path)
-
-
-@pytest.mark.parametrize("name", ['with "quotes"', "with \\ and \\n", "with a space's ' end"])
-def test_a_run_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
-    endpoint = ensure_redis(tmp_path / name, RedisConfig())
-    try:
-        with connect_sync(endpoint.url) as client:
-            assert client.ping()
-        assert list((tmp_path / name / "redis" / "appendonlydir").iterdir())
-    finally:
-        stop_redis(tmp_path / name)

@@ -15,13 +15,11 @@ from controller.dataset_rows import DatasetRows
 from controller.housekeeping import SYNC_S
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
-from controller.ledger.decisions.commands import Command, CommandRefused
+from controller.ledger.decisions.commands import Command
 from controller.ledger.enums import Phase, Role
 from controller.ledger.events import WorkerDied
 from controller.ledger.specs import WorkerSpec
-from controller.replicated_controller import Controller
 from controller.runtime import NotLeading, cancel_all
-from controller.services.grpc_server import final_error
 from controller.store.journal import Deposed
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.stores import redis_stores
@@ -287,20 +285,3 @@ class HandedInClock:
         async with asyncio.timeout(60):
             while await self.sleeps.get() != pytest.approx(seconds):
                 pass
-
-
-@pytest.mark.parametrize(
-    "refusal", [Invalid("version 228, newest is 219"), CommandRefused("unknown", "?")]
-)
-async def test_a_leader_that_woke_after_its_lease_refuses_nobody_for_good(
-    leader: Leader, refusal: Exception
-) -> None:
-    """It knows nothing of what its successor decided, and a refusal is final for who hears it."""
-    context = leader.context
-    controller = Controller(context)
-    controller.leader = leader
-    async with leading(leader):
-        await leader.ready()
-        assert final_error(controller, refusal) is refusal
-        leader.election.lease_until = 0.0
-        assert isinstance(final_error(controller, refusal), NotLeading)

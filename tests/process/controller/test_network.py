@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.server import ensure_redis
 from paceline.rpc.addresses import free_ports
@@ -82,9 +80,8 @@ async def follows(controllers: Controllers, controller: ControllerProcess, leade
         await control.close()
 
 
-@pytest.mark.parametrize("way", ["partition", pytest.param("cut", marks=pytest.mark.slow)])
 async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
-    tmp_path: Path, way: str
+    tmp_path: Path,
 ) -> None:
     """Shorter than their lease they stay who they are; longer, they are dead and join anew."""
     (port,) = free_ports("127.0.0.1", 1)
@@ -95,7 +92,7 @@ async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
                 await until(lambda: policies[0].timings.steps >= 3)
                 workers = (*policies, *rollouts)
                 direct = control_of(controllers)
-                getattr(proxy, way)()
+                proxy.partition()
                 # Shorter than the lease: nothing is to happen that could be awaited.
                 await asyncio.sleep(0.5)
                 proxy.heal()
@@ -103,7 +100,7 @@ async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
                 await until(lambda: policies[0].timings.steps >= done + 3)
                 assert [w.rejoins for w in workers] == [0, 0, 0]
 
-                getattr(proxy, way)()
+                proxy.partition()
                 await until(lambda: _all_dead(direct, len(workers)))
                 proxy.heal()
                 done = policies[0].timings.steps

@@ -131,14 +131,6 @@ async def test_a_bucket_that_is_not_there_is_no_lost_payload_on_writing(
         await FsspecPayloads(f"{scheme}://no-such-bucket/b", "run").put({ref("t1"): b"x"})
 
 
-async def test_a_store_that_can_be_used_passes_the_check(
-    s3: object, gs: object, tmp_path: Path
-) -> None:
-    for url in ("s3://bucket/checked", "gs://bucket/checked", f"file://{tmp_path}"):
-        await check_urls([url])
-    assert fsspec.filesystem("s3").find("bucket/checked") == [], "the check leaves nothing"
-
-
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -178,13 +170,12 @@ async def test_a_store_that_forgets_is_named_before_the_run(
         await check_urls([f"file://{tmp_path}"])
 
 
-@pytest.mark.parametrize("scheme", ["gs", "gcs"])
 async def test_without_gcsfs_the_package_to_install_is_named(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     # fsspec.registry is a mapping in the package, and hides the module.
     loaded = sys.modules["fsspec.registry"]._registry  # type: ignore[attr-defined]
-    monkeypatch.delitem(loaded, scheme, raising=False)
-    with pytest.raises(BadInput, match=rf"{scheme}://b/x needs a package.*paceline\[gcs\]"):
-        await check_urls([f"{scheme}://b/x"])
+    monkeypatch.delitem(loaded, "gs", raising=False)
+    with pytest.raises(BadInput, match=r"gs://b/x needs a package.*paceline\[gcs\]"):
+        await check_urls(["gs://b/x"])

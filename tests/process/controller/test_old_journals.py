@@ -57,12 +57,9 @@ async def test_neither_a_leader_nor_a_standby_reads_or_writes_it(redis: Any) -> 
     with pytest.raises(ForeignFormat, match=f"format 1, and this release reads format {FORMAT}"):
         await journal.append(at, term=7, batch="new", t=2.0, events=[])
     assert await contents(redis) == before
-
-
-async def test_a_journal_of_a_later_release_is_refused_too(redis: Any) -> None:
     await redis.hset(KEYS.head, "format", FORMAT + 1)
     with pytest.raises(ForeignFormat, match=f"has format {FORMAT + 1}"):
-        await LedgerFollower.load(Journal(redis, KEYS))
+        await LedgerFollower.load(journal)
 
 
 async def test_a_journal_and_a_snapshot_of_this_release_are_read(redis: Any) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import signal
 from pathlib import Path
 
-from controller import housekeeping
 from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import policy_pb2
@@ -93,36 +92,5 @@ async def test_a_master_behind_sentinels_is_replaced_and_the_run_goes_on(tmp_pat
                 found = await status(policies[0].control)
                 assert found.step >= done
         assert_sound(url)
-    finally:
-        sentinels.close()
-
-
-async def test_payload_files_outlive_a_failover_that_loses_the_record_of_their_checkpoint(
-    tmp_path: Path,
-) -> None:
-    """The run goes back to before the checkpoint, and trains the same groups again."""
-    sentinels = Sentinels(tmp_path, "line")
-    master = sentinels.master()
-    replica = next(s for s in sentinels.servers if s is not master)
-    config = {
-        "redis": {"url": sentinels.url},
-        "train": {"checkpoint_every": 5},
-        "payloads": {"url": f"file://{tmp_path}/payloads"},
-    }
-    try:
-        with running_controllers(tmp_path, 1, **config) as controllers:
-            async with working_fleet(controllers) as (policies, _):
-                await until(lambda: policies[0].timings.steps >= 6)
-                assert await asyncio.to_thread(master.replicates)
-                replica.process.send_signal(signal.SIGSTOP)
-                lost = policies[0].timings.steps
-                # The records of two checkpoints, which the replica will never get.
-                await until(lambda: policies[0].timings.steps >= lost + 12)
-                await asyncio.sleep(housekeeping.SYNC_S + 1.0)
-                master.kill()
-                replica.process.send_signal(signal.SIGCONT)
-                done = policies[0].timings.steps
-                await until(lambda: policies[0].timings.steps >= done + 12, 120.0)
-        assert_sound(sentinels.url)
     finally:
         sentinels.close()

@@ -22,7 +22,6 @@ from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_p
 from testbed.fleets.controllers import (
     addresses,
     config_of,
-    control_of,
     running_controllers,
     until,
     working_fleet,
@@ -341,33 +340,23 @@ def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
     return [(name, kind(**one)) for (name, kind), some in requests.items() for one in some]
 
 
-async def test_config_that_differs_is_refused_by_the_names_of_its_fields(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        config = config_of(controllers)
-        other = with_settings(config, {"rollout.temperature": 0.5, "train.optimizer.lr": 0.5})
-        worker = FakeRollout(other, addresses(controllers), "rollout-0")
-        said = r"differs from the run's: rollout\.temperature is 1\.0 in the run, 0\.5 here\. Start"
-        with pytest.raises(RequestRefused, match=said):
-            await worker.start()
-        await worker.control.close()
-
-
-async def test_events_after_a_position_that_is_none_are_refused(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
-        control = control_of(controllers)
-        with pytest.raises(RequestRefused, match="INVALID_ARGUMENT"):
-            async for _ in control.stream(
-                "AdminService.WatchEvents", admin_pb2.WatchRequest(after="yesterday")
-            ):
-                pass
-        await control.close()
-
-
-async def test_a_worker_of_another_release_is_refused_by_both_releases(
+async def test_other_settings_another_release_and_a_position_that_is_none_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_controllers(tmp_path, 1) as controllers:
-        worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+        config, where = config_of(controllers), addresses(controllers)
+        other = with_settings(config, {"rollout.temperature": 0.5, "train.optimizer.lr": 0.5})
+        worker = FakeRollout(other, where, "rollout-0")
+        said = r"differs from the run's: rollout\.temperature is 1\.0 in the run, 0\.5 here\. Start"
+        with pytest.raises(RequestRefused, match=said):
+            await worker.start()
+        with pytest.raises(RequestRefused, match="INVALID_ARGUMENT"):
+            async for _ in worker.control.stream(
+                "AdminService.WatchEvents", admin_pb2.WatchRequest(after="yesterday")
+            ):
+                pass
+        await worker.control.close()
+        worker = FakeRollout(config, where, "rollout-0")
         monkeypatch.setattr(origins, "release", lambda: "9.9.9")
         with pytest.raises(RequestRefused, match=r"release '9\.9\.9' .* the controllers '"):
             await worker.start()

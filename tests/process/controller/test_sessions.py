@@ -15,7 +15,6 @@ from controller.fleet.sessions import Sessions
 from controller.ledger import Ledger
 from controller.store.journal_audit import verify
 from paceline.config.load import load_config
-from paceline.process.threads import BackgroundLoop
 from paceline.rpc import session as session_module
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.rpc.session import WorkerSession
@@ -162,26 +161,11 @@ def session_of(control: ControlPlane, tmp_path: Path) -> WorkerSession:
 
 
 @asynccontextmanager
-async def hung_leader(term: int) -> AsyncIterator[str]:
-    """Answers the first report of a session and then no request at all."""
+async def leader_of(term: int, *, hangs: bool = False) -> AsyncIterator[tuple[str, list[str]]]:
+    """Gives a directive of ``term`` and says that it leads it. Its address, and what it was asked.
 
-    async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:
-        await anext(reports)
-        yield worker_pb2.Directive(term=term, seq=1)
-        await asyncio.sleep(600)
-
-    async def hangs(request: Any, context: Any) -> None:
-        await asyncio.sleep(600)
-
-    handlers = {"WorkerService.Session": session, "AdminService.GetStatus": hangs}
-    async with answering(handlers) as address:
-        yield address
-
-
-@asynccontextmanager
-async def other_controller(term: int) -> AsyncIterator[tuple[str, list[str]]]:
-    """Says that it leads ``term``, and gives directives of it. Its address, and what it was
-    asked."""
+    ``hangs``: answers the first report of a session and then no request at all.
+    """
     asked: list[str] = []
 
     async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:
@@ -192,6 +176,8 @@ async def other_controller(term: int) -> AsyncIterator[tuple[str, list[str]]]:
 
     async def leads(request: Any, context: Any) -> admin_pb2.StatusReply:
         asked.append("status")
+        if hangs:
+            await asyncio.sleep(600)
         status = admin_pb2.StatusReply(run_name="found", term=term)
         status.controllers.add(address=address, state="leader")
         return status
@@ -205,7 +191,7 @@ async def test_a_hung_leader_is_left_as_soon_as_another_one_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "SILENCE_S", 600.0)
-    async with hung_leader(5) as hung, other_controller(6) as (alive, _):
+    async with leader_of(5, hangs=True) as (hung, _), leader_of(6) as (alive, _):
         control = ControlPlane([hung, alive])
         worker = session_of(control, tmp_path)
         running = asyncio.create_task(worker.run())
@@ -221,7 +207,7 @@ async def test_a_leader_that_is_only_slow_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "SILENCE_S", 600.0)
-    async with hung_leader(5) as slow, other_controller(5) as (alive, asked):
+    async with leader_of(5, hangs=True) as (slow, _), leader_of(5) as (alive, asked):
         control = ControlPlane([slow, alive])
         worker = session_of(control, tmp_path)
         running = asyncio.create_task(worker.run())
@@ -291,18 +277,3 @@ async def test_a_cancellation_that_the_call_swallows_ends_the_caller(
     waiting.cancel()
     await asyncio.wait({waiting}, timeout=60)
     assert waiting.cancelled() and len(calls) == 1
-
-
-def test_background_loop_serves_a_thread_that_computes() -> None:
-    background = BackgroundLoop()
-
-    async def double(value: int) -> int:
-        await asyncio.sleep(0)
-        return 2 * value
-
-    assert background.run(double(4)) == 8
-    assert background.submit(double(5)).result(60) == 10
-    with pytest.raises(TimeoutError):
-        background.run(asyncio.sleep(30), timeout_s=0.05)
-    background.close()
-    background.close()

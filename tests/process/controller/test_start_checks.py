@@ -5,7 +5,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -120,29 +119,20 @@ async def _leads(controllers: Controllers) -> None:
     await control.close()
 
 
-def test_serves_without_a_deep_learning_framework_in_little_memory(tmp_path: Path) -> None:
-    """How long it takes is printed; benchmarks measure it, on machines that do nothing else."""
+def test_a_controller_loads_no_deep_learning_framework_and_little_memory() -> None:
     program = (
-        "import sys, time; began = time.perf_counter(); import controller.process;"
+        "import sys; import controller.process;"
         "heavy = [m for m in ('torch', 'transformers', 'datasets', 'pandas', 'vllm', 'pyarrow',"
         " 'tensorboardX') if m in sys.modules];"
         # Not getrusage: its peak survives fork and exec, so it would be that of the test runner.
-        "peak = [x for x in open('/proc/self/status') if x.startswith('VmHWM')][0];rss = "
-        "int(peak.split()[1]) / 1024;print(','.join(heavy) or '-', time.perf_counter() - began, "
-        "rss)"
+        "peak = [x for x in open('/proc/self/status') if x.startswith('VmHWM')][0];"
+        "print(','.join(heavy) or '-', int(peak.split()[1]) / 1024)"
     )
     output = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
-    heavy, seconds, rss_mb = output.split()
+    heavy, rss_mb = output.split()
     assert heavy == "-"
-    began = time.perf_counter()
-    with running_controllers(tmp_path, 1) as controllers:
-        asyncio.run(_leads(controllers))
-        leading_s = time.perf_counter() - began
-        maps = Path(f"/proc/{controllers.started[0].pid}/maps").read_text()
-    assert "libtorch" not in maps
-    print(f"imports {float(seconds):.2f} s, leading after {leading_s:.2f} s, {rss_mb} MiB")
     assert float(rss_mb) < 150
 
 

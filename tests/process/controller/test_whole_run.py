@@ -14,7 +14,6 @@ from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.payloads.redis_payloads import RedisPayloads
 from paceline.redis.client import connect
-from paceline.v1 import admin_pb2
 from paceline_launcher.cli import app
 from testbed.fleets.controllers import (
     running_controllers,
@@ -134,30 +133,3 @@ async def test_verification_finds_what_was_tampered_with(tmp_path: Path) -> None
         assert not report.ok and any("follows entry" in line for line in report.problems)
         await redis.aclose()
         assert not verify(controllers.redis_url, "nothing").ok
-
-
-async def test_events_can_be_followed_from_any_position(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 2) as controllers:
-        async with working_fleet(controllers) as (policies, _):
-            await until(lambda: policies[0].timings.steps >= 2)
-            control = policies[0].control
-            request = admin_pb2.WatchRequest()
-            whole = [r async for r in control.stream("AdminService.WatchEvents", request)]
-            assert json.loads(whole[0].json)["type"] == "RunStarted"
-            middle = whole[len(whole) // 2].position
-            rest = [
-                record
-                async for record in control.stream(
-                    "AdminService.WatchEvents", admin_pb2.WatchRequest(after=middle)
-                )
-            ]
-            # The first record of a position ends its entry: the others belong to the next one.
-            ends = [r.position for r in whole].index(middle)
-            after = [r.json for r in whole[ends + 1 :]]
-            assert [r.json for r in rest][: len(after)] == after
-            follow = admin_pb2.WatchRequest(after=whole[-1].position, follow=True)
-            kinds = set()
-            async for record in control.stream("AdminService.WatchEvents", follow):
-                kinds.add(json.loads(record.json)["type"])
-                if "StepCommitted" in kinds:
-                    break

@@ -1,7 +1,9 @@
-"""Sinks of real controllers: one leader after the other, beside sinks that hang and that are
-gone."""
+"""Sinks and alerts of real controllers: one leader after the other, beside sinks that hang and that
+are gone."""
 
 import asyncio
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ SINKS = [
     "tensorboard",
     *(f"tests.fakes.scripted_sinks:{n}Sink" for n in ("Recording", "Hanging", "Broken")),
 ]
+
+
+ALERT = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + chr(10))"
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -57,10 +62,16 @@ async def _kill_the_leader_of_a_working_fleet(controllers: Controllers) -> None:
 
 
 def test_a_new_leader_goes_on_and_bad_sinks_delay_nobody(tmp_path: Path) -> None:
+    told_of = tmp_path / "alerts"
+    alerts = {"command": [sys.executable, "-c", ALERT, str(told_of)], "disk_free_gb": 0.0}
     settings: dict[str, Any] = {"metrics": {"sinks": SINKS}, "fleet": {"lease_ttl_s": 60.0}}
+    settings["alerts"] = alerts
     with running_controllers(tmp_path, 2, **settings) as controllers:
         run_dir = controllers.run_dir
         asyncio.run(_kill_the_leader_of_a_working_fleet(controllers))
+        asyncio.run(until(told_of.exists))
+        (alert,) = map(json.loads, told_of.read_text().splitlines())
+        assert alert["kind"] == "fault", "the loss of the leader, once"
         lines, truth = recorded(run_dir), rows(run_dir)
         assert [(x["kind"], x["step"]) for x in lines] == [(x["kind"], x["step"]) for x in truth]
         assert [x["number"] for x in lines] == sorted({x["number"] for x in lines})
