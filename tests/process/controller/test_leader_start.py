@@ -143,6 +143,40 @@ async def test_a_report_of_a_later_term_ends_this_one_and_the_next_is_higher(
     assert following is not None and following > seen
 
 
+class HandedInClock:
+    """Stands still. Who sleeps is woken by the test."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.sleeps: asyncio.Queue[float] = asyncio.Queue()
+        self.wake = asyncio.Event()
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.put_nowait(seconds)
+        await self.wake.wait()
+
+    async def slept_for(self, seconds: float) -> None:
+        """Returns once somebody sleeps that long."""
+        async with asyncio.timeout(60):
+            while await self.sleeps.get() != pytest.approx(seconds):
+                pass
+
+
+@pytest.fixture
+def clock(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> HandedInClock:
+    """Of the leader and of its housekeeping."""
+    made = HandedInClock()
+    monkeypatch.setattr(leader.context, "clock", made)
+    monkeypatch.setattr(leader.housekeeping, "sleep", made.sleep)
+    return made
+
+
 async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +193,7 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
 
 
 async def test_the_payload_of_a_group_that_nobody_will_train_is_deleted(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
+    leader: Leader, clock: HandedInClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker stored it, and then the controller did not accept the facts."""
     run = Driven.fleet("p0", "r0")
@@ -167,8 +201,6 @@ async def test_the_payload_of_a_group_that_nobody_will_train_is_deleted(
     refs = [(lease.task_id, 1), (lease.task_id, 7), (TaskId("t900"), 1)]
     payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
     await payloads.put(dict.fromkeys(refs, b"group"))
-    clock = HandedInClock()
-    monkeypatch.setattr(housekeeping, "sleep", clock.sleep)
     monkeypatch.setattr(housekeeping, "_ledger", run.ledger)
     monkeypatch.setattr(leader, "ledger", run.ledger)
     clock.wake.set()
@@ -194,16 +226,13 @@ async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
 
 
 async def test_the_sweep_leaves_payloads_whose_covering_record_may_still_be_lost(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
+    leader: Leader, clock: HandedInClock
 ) -> None:
     """The checkpoint was recorded a moment ago: neither a replica of Redis nor the disk need have
     it."""
     refs = [(TaskId("t0"), 1), (TaskId("t900"), 1)]
     payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
     await payloads.put(dict.fromkeys(refs, b"group"))
-    clock = HandedInClock()
-    monkeypatch.setattr(leader.context, "clock", clock)
-    monkeypatch.setattr(housekeeping, "sleep", clock.sleep)
     housekeeping.discard(refs[:1])
     await housekeeping.sweep_orphans()
     assert await payloads.list() == refs[:1], "the orphan of an earlier leader alone is deleted"
@@ -213,13 +242,13 @@ async def test_the_sweep_leaves_payloads_whose_covering_record_may_still_be_lost
 
 
 async def test_payloads_stay_until_a_replica_of_redis_has_the_record_that_covers_them(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
+    leader: Leader, clock: HandedInClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind a Sentinel a failover may lose the record, and the run needs them again."""
     ref = TaskId("t0"), 1
     payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
     await payloads.put({ref: b"group"})
-    clock, asked, replicated = HandedInClock(), list[bool](), False
+    asked, replicated = list[bool](), False
     clock.wake.set()
 
     async def survives(_: ControllerContext) -> bool:
@@ -228,7 +257,6 @@ async def test_payloads_stay_until_a_replica_of_redis_has_the_record_that_covers
         return replicated
 
     monkeypatch.setattr(ControllerContext, "survives_failover", survives)
-    monkeypatch.setattr(housekeeping, "sleep", clock.sleep)
     housekeeping.discard([ref])
     await until(lambda: len(asked) > 1 or not housekeeping.chores)
     assert await payloads.list() == [ref]
@@ -238,16 +266,13 @@ async def test_payloads_stay_until_a_replica_of_redis_has_the_record_that_covers
 
 
 async def test_the_last_payloads_of_a_run_stay_until_a_power_cut_cannot_take_back_its_end(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
+    leader: Leader, clock: HandedInClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends, and the leader is stopped before Redis has synced the record of the last
     checkpoint."""
     ref = TaskId("t0"), 1
     payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
     await payloads.put({ref: b"group"})
-    clock = HandedInClock()
-    monkeypatch.setattr(leader.context, "clock", clock)
-    monkeypatch.setattr(housekeeping, "sleep", clock.sleep)
     monkeypatch.setattr(leader.ledger.state, "phase", Phase.FINISHED)
     housekeeping.discard([ref])
     clock.now += 0.1
@@ -260,28 +285,3 @@ async def test_the_last_payloads_of_a_run_stay_until_a_power_cut_cannot_take_bac
     await finishing
     assert await payloads.list() == []
     await cancel_all(housekeeping.chores)
-
-
-class HandedInClock:
-    """Stands still. Who sleeps is woken by the test."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.sleeps: asyncio.Queue[float] = asyncio.Queue()
-        self.wake = asyncio.Event()
-
-    def time(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.sleeps.put_nowait(seconds)
-        await self.wake.wait()
-
-    async def slept_for(self, seconds: float) -> None:
-        """Returns once somebody sleeps that long."""
-        async with asyncio.timeout(60):
-            while await self.sleeps.get() != pytest.approx(seconds):
-                pass

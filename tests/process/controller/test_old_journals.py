@@ -84,7 +84,7 @@ async def test_verify_says_so_with_exit_status_2(redis: Any, url: str, tmp_path:
     # A setting that this release does not know is no reason to hide the journal's format.
     config = f'[run]\nname = "load"\n[redis]\nurl = "{url}"\n[rollout]\nspeculative = true\n'
     (tmp_path / "config.toml").write_text(config)
-    for arguments in (["--redis-url", url], ["--run-dir", str(tmp_path)]):
+    for arguments in (["--redis-url", url, "--run", "load"], ["--run-dir", str(tmp_path)]):
         result = CliRunner().invoke(app, ["ledger", "verify", *arguments])
         assert isinstance(result.exception, BadInput) and result.exception.exit_status == 2
         assert REMEDY in str(result.exception)

@@ -32,12 +32,6 @@ def crew(shared_crew: Crew, request: pytest.FixtureRequest) -> Iterator[Crew]:
         shared_crew.discard()
 
 
-def test_members_reduce_to_the_same_bits(crew: Crew) -> None:
-    members = crew.members(3)
-    assert all("error" not in answer for answer in crew.form(members))
-    check_sum(reduce_all(members, SMALL), SMALL)
-
-
 @pytest.mark.parametrize("elements", [SMALL, LARGE])
 @pytest.mark.parametrize("instant", ["before it joins the all-reduce", "inside the all-reduce"])
 def test_survivors_of_a_killed_member_reduce_in_the_next_epoch(
@@ -116,16 +110,6 @@ def test_a_member_that_stopped_inside_an_all_reduce_goes_on_when_it_wakes(
     again_from_untouched_gradients(crew, members, elements)
 
 
-def test_one_members_flag_frees_the_others(crew: Crew) -> None:
-    members = crew.members(2)
-    crew.form(members)
-    start_reducing(members[:1], SMALL)
-    members[1].tell("cancel")
-    members[1].tell("reduce", seed=1, elements=SMALL)
-    assert members[1].answer(timeout_s=5)["error"] == "EpochCancelled"
-    assert members[0].answer(timeout_s=5)["error"] == "MeshError"
-
-
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_member_lost_during_formation_does_not_hold_the_others(
     crew: Crew, stop: signal.Signals
@@ -148,13 +132,6 @@ def test_a_member_lost_during_formation_does_not_hold_the_others(
             victim.signal(signal.SIGCONT)
         else:
             victim.process.wait()
-
-
-def test_missing_members_are_an_error_after_the_timeout(crew: Crew) -> None:
-    (member,) = crew.members(1)
-    answer = member.ask("form", key="alone", rank=0, size=2, timeout_s=0.5)
-    assert answer["error"] == "MeshError"
-    assert "gloo:1" in answer["detail"] or "device:1" in answer["detail"]
 
 
 def stop_inside_all_reduce(victim: Member, elements: int, *, seed: int) -> None:

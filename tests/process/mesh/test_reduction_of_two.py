@@ -83,28 +83,3 @@ def test_both_have_the_sum_whoever_computes_what(trainers: list[Trainer], share:
     assert torch.equal(sums[0], sums[1])
     whole = alone(trainers[0], 2) + alone(trainers[1], 2)
     assert torch.equal(sums[0], whole)
-
-
-def test_a_member_lost_during_the_backward_costs_the_other_no_gradient(
-    trainers: list[Trainer], monkeypatch
-) -> None:
-    survivor, other = trainers
-    whole = survivor.gradients._add_row
-    rows: list[int] = []
-
-    def add_row(*arguments: Any, **named: Any) -> None:
-        rows.append(1)
-        whole(*arguments, **named)
-        if survivor._reduction is not None and survivor._reduction.started:
-            other.abandon()  # after the buckets of the last backward were started
-
-    monkeypatch.setattr(survivor.gradients, "_add_row", add_row)
-    add(survivor, GROUPS, last=True)
-    assert survivor.rank == 0
-    with pytest.raises((MeshError, EpochCancelled)):
-        survivor.reduce()
-    assert len(rows) > 1
-    found = alone(survivor, 2)
-    survivor.gradients.clear()
-    add(survivor, GROUPS, last=False)
-    assert torch.equal(found, alone(survivor, 3))

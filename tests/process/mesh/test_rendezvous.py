@@ -79,15 +79,6 @@ def test_no_redis_is_an_error_after_the_timeout() -> None:
         meeting.claim(0)
 
 
-def test_the_store_does_what_torch_asks_of_it(url: str) -> None:
-    store, other = RedisStore(meet(url, "store"), 2), RedisStore(meet(url, "store"), 2)
-    store.set("0/0", b"\x00\xff")
-    other.set("0/1", "abc")
-    assert other.get("0/0") == b"\x00\xff"
-    store.wait(["0/0", "0/1"])
-    assert store.get("0/1") == b"abc"
-
-
 def test_a_torch_that_asks_the_store_for_more_gets_an_error_with_a_remedy(url: str) -> None:
     store = RedisStore(meet(url, "other-torch"), 1)
     store.set("0/0", b"x")

@@ -171,13 +171,6 @@ def test_a_lease_its_owner_does_not_name_expires() -> None:
     assert watched.wait(4.8, "p0", "r0", held_leases=named) == []
     assert watched.wait(0.6, "p0", "r0", held_leases=named) == ["expire"]
     assert watched.run.state.tasks.pending == [int(two.task_id[1:])]
-    assert watched.wait(10.0, "p0", "r0", held_leases=named) == []
-
-
-def test_a_lease_its_owner_goes_on_naming_never_expires() -> None:
-    watched = Watched("p0")
-    (lease,) = watched.run.lease("r0").leases
-    named = [SimpleNamespace(task_id=lease.task_id, attempt=lease.attempt)]
     assert watched.wait(600.0, "p0", "r0", step=1.0, held_leases=named) == []
 
 
@@ -236,31 +229,24 @@ def test_the_pulse_of_the_dead_is_forgotten(how: str) -> None:
     assert {worker_id for worker_id, _ in watched.liveness.pulses} == {"p0"}
 
 
-def on_host(watched: Watched, host: str, *worker_ids: str) -> None:
-    for worker_id in worker_ids:
-        watched.run.state.fleet.workers[worker_id].host = host
+SILENCE = "heartbeat_silence"
 
 
-def cause_of(watched: Watched, worker_id: str) -> str:
-    return str(watched.run.state.fleet.workers[worker_id].death)
-
-
-def test_a_host_is_lost_if_all_of_its_workers_fall_silent_and_others_do_not() -> None:
+@pytest.mark.parametrize(
+    ("on_host", "heard", "causes"),
+    [
+        (["p1", "p2"], ["p0", "r0"], {"p1": "host_lost", "p2": "host_lost"}),
+        (["p1", "p2"], ["p0", "p2", "r0"], {"p1": SILENCE}),
+        (["p0", "p1"], [], dict.fromkeys(("p0", "p1", "p2", "r0"), SILENCE)),
+    ],
+    ids=["all of the host", "one of the host", "the leader hears nobody"],
+)
+def test_a_host_is_lost_if_all_of_its_workers_fall_silent_and_others_do_not(
+    on_host: list[str], heard: list[str], causes: dict[str, str]
+) -> None:
     watched = Watched("p0", "p1", "p2")
-    on_host(watched, "b", "p1", "p2")
-    watched.wait(6.0, "p0", "r0")
-    assert [cause_of(watched, p) for p in ("p1", "p2")] == ["host_lost", "host_lost"]
-
-
-def test_one_silent_worker_of_a_host_is_not_the_host() -> None:
-    watched = Watched("p0", "p1", "p2")
-    on_host(watched, "b", "p1", "p2")
-    watched.wait(6.0, "p0", "p2", "r0")
-    assert cause_of(watched, "p1") == "heartbeat_silence"
-
-
-def test_a_leader_that_hears_nobody_loses_no_host() -> None:
-    watched = Watched("p0", "p1")
-    on_host(watched, "b", "p0", "p1")
-    watched.wait(6.0)
-    assert [cause_of(watched, w) for w in ("p0", "p1", "r0")] == ["heartbeat_silence"] * 3
+    workers = watched.run.state.fleet.workers
+    for worker_id in on_host:
+        workers[worker_id].host = "b"
+    watched.wait(6.0, *heard)
+    assert {name: str(w.death) for name, w in workers.items() if not w.alive} == causes

@@ -133,22 +133,6 @@ def changed_while_written(seed: int) -> int:
     return changed
 
 
-async def test_a_snapshot_of_an_empty_ledger_has_its_fields() -> None:
-    ledger = Ledger()
-    assert Ledger.from_snapshot(await save(ledger.begin_snapshot())).fingerprint() == (
-        ledger.fingerprint()
-    )
-
-
-def test_two_snapshots_at_once_are_refused() -> None:
-    ledger = Ledger()
-    first = ledger.begin_snapshot()
-    with pytest.raises(AssertionError):
-        ledger.begin_snapshot()
-    first["tasks"]["records"].close()
-    ledger.begin_snapshot()
-
-
 def test_the_groups_of_many_steps_are_many_slices() -> None:
     """As JSON an array of arrays would be one slice, however long those are."""
     steps = [[step, [f"t{n}" for n in range(500)]] for step in range(100)]

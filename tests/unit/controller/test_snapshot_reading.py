@@ -56,7 +56,3 @@ async def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_anew() -> No
     found = await read(redis)
     assert found.at.number == 8
     assert found.state == json.loads(redis.stored)["state"]
-
-
-async def test_no_snapshot_is_none() -> None:
-    assert await read(OneSnapshot(b"")) is None

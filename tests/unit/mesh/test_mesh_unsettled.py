@@ -70,11 +70,6 @@ def test_an_operation_that_does_not_end_keeps_its_buffer_and_says_so(side: Side)
     assert lives() is None, "what ends late is dropped then"
 
 
-def test_an_operation_that_ends_when_severed_frees_its_buffer(side: Side) -> None:
-    side.severed = side.ended
-    assert cancelled_mesh(side, torch.ones(1000)).settled
-
-
 def test_nothing_is_started_on_a_mesh_that_did_not_settle(side: Side) -> None:
     mesh = cancelled_mesh(side, torch.ones(10))
     with pytest.raises(EpochCancelled):
