@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import cached_file
 
+from paceline.config.model_files import load_pretrained
 from paceline.config.prompt_template import placeholders
 from paceline.config.schema import Config
 from paceline.dataset.messages import Message
 from paceline.dataset.rows import DataError, prompt_of
-from paceline.errors import BadInput, one_line
+from paceline.errors import BadInput
 
 _CALLS = {
     "__call__": PreTrainedTokenizerBase,
@@ -62,16 +63,10 @@ class PromptTokenizer:
         self.limit = config.data.max_prompt_tokens
         path = config.model.tokenizer or config.model.path
         field = "model.tokenizer" if config.model.tokenizer else "model.path"
-        if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
-            raise TokenizerError(f"{field}: no such directory: {path}")
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                path, trust_remote_code=config.model.trust_remote_code
-            )
-        # Whatever transformers raises for a bad directory, name or file is bad input here.
-        except Exception as error:
-            why = f"cannot load a tokenizer from {path}: {one_line(error)}"
-            raise TokenizerError(f"{field}: {why}") from error
+        load, trust = AutoTokenizer.from_pretrained, config.model.trust_remote_code
+        self._tokenizer: Any = load_pretrained(
+            load, field, path, TokenizerError, trust_remote_code=trust
+        )
         self._backend = self._fast_backend()
         if len(self._tokenizer) <= len(self._tokenizer.all_special_ids):
             # For a directory without tokenizer files, transformers makes an empty tokenizer.

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from paceline.config.model_files import load_pretrained
 from paceline.config.schema import Config
-from paceline.errors import one_line
 from paceline.model_shape import has_other_logits, logits_of
 from paceline.process.compute_device import compute_dtype, pick_device
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
@@ -93,18 +92,16 @@ class ModelScorer(BatchedScorer):
     def from_pretrained(self, model_class: Any, **arguments: Any) -> Any:
         """Calls ``model_class.from_pretrained`` on the scorer's path. Raises ScorerError."""
         transformers_logging.disable_progress_bar()
-        path, trust = str(self._scorer.path), self._config.model.trust_remote_code
         dtype = compute_dtype(self._config.model, self._device.type, self._scorer.dtype)
-        arguments |= {"dtype": getattr(torch, dtype), "trust_remote_code": trust}
-        try:
-            return model_class.from_pretrained(path, **arguments)
-        except Exception as error:  # whatever makes a user's files unreadable
-            missing = path.startswith(("/", ".")) and not Path(path).is_dir()
-            why = "no such directory" if missing else one_line(error)
-            raise ScorerError(
-                f"scorers.{self._name}.path = {path!r} cannot be loaded ({why}): name a model's "
-                "directory or a hub name"
-            ) from error
+        return load_pretrained(
+            model_class.from_pretrained,
+            f"scorers.{self._name}.path",
+            str(self._scorer.path),
+            ScorerError,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=self._config.model.trust_remote_code,
+            **arguments,
+        )
 
     def load(self) -> None:
         self._device = pick_device(self._config.model.device)

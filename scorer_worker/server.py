@@ -8,7 +8,6 @@ any other exception                UNKNOWN               a bug, or the model fai
 """
 
 import asyncio
-import hmac
 import json
 import logging
 import time
@@ -21,7 +20,7 @@ import numpy as np
 from paceline.config.schema import Config
 from paceline.errors import one_line
 from paceline.rpc.addresses import is_loopback
-from paceline.rpc.grpc_channel import METHODS, TOKEN_KEY
+from paceline.rpc.grpc_channel import METHODS, TokenServices
 from paceline.rpc.listeners import HANDSHAKE_MS, add_port
 from paceline.v1 import scorer_pb2
 from scorer_worker.scorer import (
@@ -43,12 +42,12 @@ _STATUS: dict[type[Exception], grpc.StatusCode] = {
 }
 
 
-class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
+class ScorerServer:
     """Answers rollout workers that present the run's token."""
 
     def __init__(self, config: Config, name: str, scorer: CompletionScorer, token: str) -> None:
         self._config, self._name, self._scorer = config, name, scorer
-        self._token, self._offered = token, f"Bearer {token}".encode()
+        self._token = token
         self._server: grpc.aio.Server | None = None
         self.open_requests = 0
         self.queued = 0
@@ -71,7 +70,13 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ]
         )
-        self._server.add_generic_rpc_handlers((self,))
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._score,
+            request_deserializer=SCORE.request.FromString,
+            response_serializer=SCORE.reply.SerializeToString,
+        )
+        services = TokenServices({SCORE.path: handler}, self._token)
+        self._server.add_generic_rpc_handlers((services,))
         at = "127.0.0.1:0" if is_loopback(host) else "0.0.0.0:0"
         port = add_port(self._server, at, self._config.auth, self._token)
         await self._server.start()
@@ -80,20 +85,6 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def close(self) -> None:
         if self._server is not None:
             await self._server.stop(grace=None)
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        offered = dict(details.invocation_metadata).get(TOKEN_KEY, b"")
-        if isinstance(offered, str):
-            offered = offered.encode()
-        if not hmac.compare_digest(offered, self._offered):
-            return _DENIED
-        if details.method != SCORE.path:
-            return None
-        return grpc.unary_unary_rpc_method_handler(
-            self._score,
-            request_deserializer=SCORE.request.FromString,
-            response_serializer=SCORE.reply.SerializeToString,
-        )
 
     async def _score(
         self, request: scorer_pb2.ScoreRequest, context: grpc.aio.ServicerContext
@@ -162,11 +153,3 @@ def _tokens(buffer: bytes, field: str) -> np.ndarray[Any, np.dtype[np.int32]]:
     if tokens.min() < 0:
         raise BadCompletion(f"{field} has the token {tokens.min()}")
     return tokens
-
-
-async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the run's bearer token is required")
-
-
-# Works for every kind of method, because it ends the call before a message is read or sent.
-_DENIED = grpc.stream_stream_rpc_method_handler(_deny)

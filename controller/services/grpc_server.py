@@ -10,7 +10,6 @@ or requests) -> async iterator of replies`` for streams. Exceptions of a handler
     any other exception           UNKNOWN              a bug of the controller; its stack is logged
 """
 
-import hmac
 import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -28,7 +27,7 @@ from paceline.config.schema import Config
 from paceline.payloads.group_limits import Invalid
 from paceline.process.files import open_files_limit
 from paceline.process.structured_log import event, first_line
-from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
+from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, Method, TokenServices
 from paceline.rpc.listeners import HANDSHAKE_MS
 
 log = logging.getLogger(__name__)
@@ -41,25 +40,15 @@ IDLE_MS = 300_000  # A connection without a call is closed after this time; clie
 MOST_METADATA = 16 << 10  # Bytes of the headers of a call
 
 
-class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a method, and checks the caller's token before it reads a message."""
-
+class Services(TokenServices):
     def __init__(
         self, controller: Controller, handlers: Mapping[str, Unary | Streaming], token: str
     ) -> None:
-        self._token = f"Bearer {token}".encode()
-        self._handlers = {
+        wrapped = {
             METHODS[name].path: _wrap(controller, METHODS[name], handler)
             for name, handler in handlers.items()
         }
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        offered = dict(details.invocation_metadata).get(TOKEN_KEY, b"")
-        if isinstance(offered, str):
-            offered = offered.encode()
-        if not hmac.compare_digest(offered, self._token):
-            return _DENIED
-        return self._handlers.get(details.method)
+        super().__init__(wrapped, token)
 
 
 def new_server(config: Config) -> grpc.aio.Server:
@@ -152,15 +141,3 @@ async def _abort(
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
     await context.abort(code, message, ((LEADER_KEY, leader),) if leader else ())
-
-
-async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        "a valid bearer token is required: give the run's directory (--run-dir), whose file "
-        "`token` holds it, or set PACELINE_TOKEN or auth.token_file",
-    )
-
-
-# Works for every kind of method, because it ends the call before a message is read or sent.
-_DENIED = grpc.stream_stream_rpc_method_handler(_deny)

@@ -1,8 +1,27 @@
-"""Vocabularies of models from their files, read without transformers and torch."""
+"""Models' files: facts read without transformers and torch, and the loader of a user's path."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from paceline.errors import BadInput, one_line
+
+Loaded = TypeVar("Loaded")
+
+
+def load_pretrained(
+    load: Callable[..., Loaded], setting: str, path: str, error: type[BadInput], **arguments: Any
+) -> Loaded:
+    """Calls a ``from_pretrained`` of transformers. ``setting``: that names ``path``, a directory or
+    hub name. Raises ``error``."""
+    if path.startswith(("/", ".")) and not Path(path).is_dir():
+        raise error(f"{setting}: no such directory: {path}")
+    try:
+        return load(path, **arguments)
+    # Whatever it raises for a bad directory, name, file or config is bad input here.
+    except Exception as problem:
+        raise error(f"{setting}: cannot load {path}: {one_line(problem)}") from problem
 
 
 def vocabulary_size(model: str) -> int | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hmac
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,34 @@ METHODS = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
+
+
+class TokenServices(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a method by its path, and checks the caller's token before it reads a
+    message."""
+
+    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler], token: str) -> None:
+        self._handlers, self._offered = handlers, f"Bearer {token}".encode()
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        offered = dict(details.invocation_metadata).get(TOKEN_KEY, b"")
+        if isinstance(offered, str):
+            offered = offered.encode()
+        if not hmac.compare_digest(offered, self._offered):
+            return _DENIED
+        return self._handlers.get(details.method)
+
+
+async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "a valid bearer token is required: give the run's directory (--run-dir), whose file "
+        "`token` holds it, or set PACELINE_TOKEN or auth.token_file",
+    )
+
+
+# Works for every kind of method, because it ends the call before a message is read or sent.
+_DENIED = grpc.stream_stream_rpc_method_handler(_deny)
 
 
 def open_channel(

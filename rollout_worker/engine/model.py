@@ -1,40 +1,26 @@
 """Model files, device, sizes and weights, for every engine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from paceline.config.model_files import Loaded, load_pretrained
 from paceline.config.schema import Config
 from paceline.process.compute_device import compute_dtype, pick_device
-from paceline.process.structured_log import first_line
 from rollout_worker.engine.base import EngineError, WeightMismatch
 from rollout_worker.engine.parameter_parity import ParameterPart, some
 
 _CACHE_SHARE = 0.5  # Part of the memory free after loading that the key-value cache may grow into
-_T = TypeVar("_T")
 
 
-def model_path(config: Config) -> str:
-    """model.path, with ~ expanded; or a hub name."""
-    path = config.model.path
-    return str(Path(path).expanduser()) if path.startswith("~") else path
-
-
-def from_pretrained(load: Callable[..., _T], config: Config, **arguments: Any) -> _T:
+def from_pretrained(load: Callable[..., Loaded], config: Config, **arguments: Any) -> Loaded:
     """Calls a ``from_pretrained`` on model.path. Raises EngineError."""
-    path = model_path(config)
-    if path.startswith(("/", ".")) and not Path(path).is_dir():
-        raise EngineError(f"model.path: no such directory: {path}")
-    try:
-        return load(path, trust_remote_code=config.model.trust_remote_code, **arguments)
-    # Whatever transformers raises for a bad directory, name, file or config is bad input here.
-    except Exception as error:
-        raise EngineError(f"model.path: cannot load {path}: {first_line(error)}") from error
+    arguments["trust_remote_code"] = config.model.trust_remote_code
+    return load_pretrained(load, "model.path", config.model.path, EngineError, **arguments)
 
 
 def load_model(config: Config) -> PreTrainedModel:
@@ -47,20 +33,9 @@ def load_model(config: Config) -> PreTrainedModel:
 
 def context_limit(config: Config, model: PretrainedConfig) -> int:
     """Longest prompt plus completion, in tokens. ``model``: the model's own config."""
-    limit = config.rollout.max_context or (
-        config.data.max_prompt_tokens + config.rollout.max_tokens
-    )
+    limit = config.longest_sequence
     positions = getattr(model.get_text_config(decoder=True), "max_position_embeddings", None)
     return min(limit, positions) if positions else limit
-
-
-def end_tokens(model: PreTrainedModel) -> frozenset[int]:
-    """End tokens of the model's generation config, else of its config."""
-    for source in (model.generation_config, model.config):
-        tokens = getattr(source, "eos_token_id", None)
-        if tokens is not None:
-            return frozenset([tokens] if isinstance(tokens, int) else tokens)
-    return frozenset()
 
 
 def cache_budget(device: torch.device) -> int:

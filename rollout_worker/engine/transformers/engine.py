@@ -42,7 +42,6 @@ from rollout_worker.engine.model import (
     cache_budget,
     context_limit,
     copy_parts,
-    end_tokens,
     load_model,
 )
 from rollout_worker.engine.parameter_parity import ParameterPart, differing
@@ -208,7 +207,7 @@ class TransformersEngine(Engine):
             self._decoder,
             slots=self._config.rollout.max_sequences,
             cache_tokens=cache_tokens,
-            end_tokens={*self._tokenizer.end_tokens, *end_tokens(model)},
+            end_tokens=self._tokenizer.end_tokens,
             texts=texts,
         )
         event(

@@ -4,7 +4,7 @@ step:  decode one token of every row ──► finished rows leave, the last row
        admit waiting rows ──► prefill (each distinct prompt once) ──► first token of each
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -33,7 +33,7 @@ class Scheduler:
         *,
         slots: int,
         cache_tokens: int,
-        end_tokens: set[int],
+        end_tokens: Iterable[int],
         texts: TokenTexts,
     ) -> None:
         self._decoder = decoder

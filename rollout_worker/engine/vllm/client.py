@@ -7,7 +7,6 @@ that Paceline sets is refused, with the name of the field that sets it.
 """
 
 import asyncio
-import difflib
 import os
 from collections.abc import Awaitable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,14 +22,7 @@ from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
-from rollout_worker.engine.model import (
-    WeightTable,
-    cache_budget,
-    context_limit,
-    end_tokens,
-    from_pretrained,
-    model_path,
-)
+from rollout_worker.engine.model import WeightTable, cache_budget, context_limit, from_pretrained
 from rollout_worker.engine.vllm import internals
 
 EXTENSION = "rollout_worker.engine.vllm.worker_extension.PacelineRank"
@@ -73,19 +65,16 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
     for an argument that does not exist or that another field sets."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    rollout, known = config.rollout, AsyncEngineArgs.__dataclass_fields__.keys()
-    given = dict(rollout.vllm)
+    rollout, given = config.rollout, dict(config.rollout.vllm)
     for name in given:
         if name in _SET_BY:
             setter = _SET_BY[name] or "Paceline and cannot be changed"
             raise EngineError(f"rollout.vllm.{name} is set by {setter}")
-        if name not in known:
-            close = difflib.get_close_matches(name, known - _SET_BY.keys(), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise EngineError(f"rollout.vllm.{name} is not an engine argument of this vLLM{hint}")
+        if name not in AsyncEngineArgs.__dataclass_fields__:
+            raise EngineError(f"rollout.vllm.{name} is not an engine argument of this vLLM")
     context = context_limit(config, model)
     arguments: dict[str, Any] = {
-        "model": model_path(config),
+        "model": config.model.path,
         "tokenizer": config.model.tokenizer,
         "trust_remote_code": config.model.trust_remote_code,
         "dtype": compute_dtype(config.model, "cpu" if cpu else "cuda", rollout.dtype),
@@ -156,7 +145,6 @@ class EngineSpec:
     model: PretrainedConfig
     table: WeightTable
     vocabulary: int
-    end_tokens: frozenset[int]  # End tokens of the model's generation config
     max_context: int
     dtype: str
     ranks: int
@@ -256,7 +244,6 @@ class VLLMClient:
             model=model,
             table=WeightTable(shape),
             vocabulary=int(shape.get_output_embeddings().weight.shape[0]),
-            end_tokens=end_tokens(shape),
             max_context=given["max_model_len"],
             dtype=given["dtype"],
             ranks=config.rollout.tensor_parallel * int(given.get("pipeline_parallel_size", 1)),

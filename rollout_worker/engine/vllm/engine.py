@@ -90,7 +90,7 @@ class VLLMEngine(Engine):
         internals.quieten()
         spec = self._client.spec
         self.vocabulary, self.max_context = spec.vocabulary, spec.max_context
-        self._ends = sorted({*self._tokenizer.end_tokens, *spec.end_tokens})
+        self._ends = list(self._tokenizer.end_tokens)
         self._swap.usable = spec.has_weights
         self._idle_since = time.monotonic()
         event(

@@ -38,7 +38,7 @@ async def test_without_vllm_the_remedy_is_named(model: Path) -> None:
     [
         (
             {"enforce_eagre": True},
-            "enforce_eagre is not an engine argument.*did you mean enforce_eager",
+            "enforce_eagre is not an engine argument",
         ),
         ({"nonsense": 1}, "rollout.vllm.nonsense is not an engine argument"),
         ({"max_num_seqs": 4}, "set by rollout.max_sequences"),

@@ -114,7 +114,7 @@ async def test_a_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("model", "no weights of the head"), ("none", r"scorers\.one\.path .*no such directory")],
+    [("model", "no weights of the head"), ("none", r"scorers\.one\.path: no such directory")],
 )
 async def test_what_is_no_reward_model_is_refused(tmp_path: Path, path: str, said: str) -> None:
     model = make_tiny_model(tmp_path / "model", hidden=32)
