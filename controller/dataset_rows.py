@@ -14,10 +14,9 @@ from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.data_order import DataSource
-from paceline.dataset.recorded_rows import check_run_rows
 from paceline.dataset.row_source import DataError
-from paceline.dataset.rows import RowSource, check_rows, load_rows
-from paceline.dataset.training_rows import open_training_rows
+from paceline.dataset.rows import RowSource
+from paceline.dataset.training_rows import load_rows_of, open_training_rows
 from paceline.process.threads import in_daemon_thread
 from paceline.process.waits import WaitKind, waiting
 
@@ -76,8 +75,7 @@ class DatasetRows:
         train, sources = open_training_rows(data)
         held_out = None
         if data.eval_path is not None:
-            held_out = load_rows(data.eval_path, name=data.name, split=data.eval_split)
-            check_run_rows(held_out, data)
+            held_out = load_rows_of(data.eval_path, data, name=data.name, split=data.eval_split)
         sets = {name: _open_set(name, of, data) for name, of in config.evaluation.sets.items()}
         return cls(train, held_out, sets, sources)
 
@@ -136,8 +134,6 @@ class DatasetRows:
 
 def _open_set(name: str, of: EvalSetConfig, data: DataConfig) -> RowSource:
     try:
-        rows = load_rows(of.path, name=of.name, split=of.split)
-        check_rows(rows, of.data(data))
+        return load_rows_of(of.path, of.data(data), name=of.name, split=of.split)
     except DataError as error:
         raise DataError(f"evaluation.sets.{name}: {error}") from None
-    return rows

@@ -4,13 +4,10 @@ import base64
 import datetime
 import hashlib
 import json
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import getproxies
 
 from paceline.dataset.row_source import DataError, Row, RowSource
 from paceline.errors import one_line
@@ -82,11 +79,6 @@ def open_hub(path: str, name: str | None, split: str) -> RowSource:
     """A data set by its hub name, from the local cache or the network."""
     problem = f"{path}: neither a local file or directory nor a data set of the Hugging Face hub"
     with _library(problem) as datasets:
-        if not _hub_resolves():
-            # Otherwise the library retries for half a minute before it looks into the local cache.
-            from huggingface_hub import constants
-
-            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
         loaded = datasets.load_dataset(path, name, split=split)
     return ArrowRows(loaded, path if name is None else f"{path} ({name})")
 
@@ -104,18 +96,6 @@ def _library(problem: str) -> Iterator[Any]:
         raise
     except Exception as error:  # a dozen kinds: damaged file, no network, gated, no such split
         raise DataError(f"{problem}: {first_line(error.__cause__ or error)}") from None
-
-
-def _hub_resolves() -> bool:
-    """True if the hub's name resolves, or the user has configured a route to it."""
-    configured = os.environ.get("HF_ENDPOINT") or os.environ.get("HF_HUB_OFFLINE")
-    if configured or getproxies().keys() & {"https", "all"}:
-        return True
-    try:
-        socket.getaddrinfo("huggingface.co", 443)
-    except OSError:
-        return False
-    return True
 
 
 def _without_filling(value: Any) -> Any:

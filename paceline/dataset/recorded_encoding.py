@@ -15,8 +15,8 @@ import numpy as np
 from paceline.config.model_files import positions
 from paceline.config.schema import Config
 from paceline.dataset.messages import Message
-from paceline.dataset.recorded_rows import ASSISTANT, Content, parts_of
 from paceline.dataset.rows import DataError
+from paceline.dataset.training_rows import ASSISTANT, Content, parts_of
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
 

@@ -1,4 +1,4 @@
-"""Data set rows: the opener for each format, the checks of a run's fields, and prompts.
+"""Data set rows: the opener for each format, and prompts.
 
 The order of rows, their values and the digest are the same on every machine, and memory does not
 grow with the rows. datasets and pyarrow are imported only for data that needs them.
@@ -6,18 +6,18 @@ grow with the rows. datasets and pyarrow are imported only for data that needs t
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config.prompt_template import placeholders, render
+from paceline.config.prompt_template import render
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.arrow_dataset import open_hub, open_parquet, open_saved
 from paceline.dataset.messages import BadMessage, Message, normal_message
 from paceline.dataset.row_source import Concatenated, DataError, JsonLines, Row, RowSource
 from paceline.errors import seen_from
 
-__all__ = ["DataError", "Message", "Row", "RowSource", "check_rows", "load_rows", "prompt_of"]
+__all__ = ["DataError", "Message", "Row", "RowSource", "load_rows", "prompt_of"]
 
 OPENERS: dict[str, Callable[[Path], RowSource]] = {
     ".jsonl": JsonLines,
@@ -44,30 +44,6 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
     if could_be_hub_name(text):
         return open_hub(text, name, split)
     raise DataError(f"{text}: no such file or directory{seen_from(text)}")
-
-
-def check_fields(rows: RowSource, data: DataConfig, names: Iterable[str]) -> None:
-    """Raises DataError unless every row has the fields of these settings, and those that
-    data.prompt_template takes in place of the prompt field."""
-    needed = {f"Set data.{name}": getattr(data, name) for name in names}
-    wanted = [(field, remedy) for remedy, field in needed.items() if field is not None]
-    if data.prompt_template is not None:
-        taken = placeholders(data.prompt_template)
-        wanted = [pair for pair in wanted if pair[1] != "Set data.prompt_field"]
-        wanted = [*((field, "data.prompt_template takes it") for field in taken), *wanted]
-    for field, why in wanted:
-        if (place := rows.lacking(field)) is not None:
-            there = ", ".join(rows.fields) or "none"
-            raise DataError(f"{place}: no field {field!r}; fields of every row: {there}. {why}")
-
-
-def check_rows(rows: RowSource, data: DataConfig) -> None:
-    """Raises DataError unless every row has the fields, and the first row's prompt is usable."""
-    check_fields(rows, data, ("prompt_field", "answer_field"))
-    try:
-        prompt_of(rows[0], data)
-    except DataError as error:
-        raise DataError(f"{rows.where}: first row: {error}") from None
 
 
 def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:

@@ -228,7 +228,7 @@ def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> No
             directory (its newest checkpoint).
         json_out --json OUT: JSON file to write.
     """
-    from paceline.dataset.rows import check_rows, load_rows
+    from paceline.dataset.training_rows import load_rows_of
 
     if json_out is not None and not json_out.absolute().parent.is_dir():
         raise BadInput(f"--json: {json_out.absolute().parent}: no such directory")
@@ -237,8 +237,8 @@ def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> No
     model = source if checkpoint else str(Path(source).expanduser())
     config = settings(wanted, base, model)
     eval_set = config.evaluation.sets[SET]
-    rows = load_rows(eval_set.path, name=eval_set.name, split=eval_set.split)
-    check_rows(rows, eval_set.data(config.data))
+    fields = eval_set.data(config.data)
+    rows = load_rows_of(eval_set.path, fields, name=eval_set.name, split=eval_set.split)
     next_at = 0.0
 
     def progress(outcome: Judged) -> None:

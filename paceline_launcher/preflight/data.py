@@ -6,10 +6,8 @@ from functools import partial
 from typing import Any
 
 from paceline.config.schema import Config, length_in_words, run_steps
-from paceline.config.sections.training import DataConfig
-from paceline.dataset.recorded_rows import check_run_rows
-from paceline.dataset.rows import DataError, Row, RowSource, load_rows
-from paceline.dataset.training_rows import open_source, open_training_rows
+from paceline.dataset.rows import DataError, Row, RowSource
+from paceline.dataset.training_rows import load_rows_of, open_source, open_training_rows
 from paceline.errors import BadInput
 from paceline_launcher.preflight.findings import Finding, Findings, Start, fail, ok
 
@@ -45,11 +43,15 @@ def open_data(config: Config) -> FoundData:
     if data.path is not None:
         training["data.path"] = lambda: open_training_rows(data)[0]
     evaluated: dict[str, Callable[[], RowSource]] = {
-        f"evaluation.sets.{name}.path": partial(_load, held.path, held.split, held.data(data))
+        f"evaluation.sets.{name}.path": partial(
+            load_rows_of, held.path, held.data(data), name=held.name, split=held.split
+        )
         for name, held in config.evaluation.sets.items()
     }
     if data.eval_path is not None:
-        evaluated["data.eval_path"] = partial(_load, data.eval_path, data.eval_split, data)
+        evaluated["data.eval_path"] = partial(
+            load_rows_of, data.eval_path, data, name=data.name, split=data.eval_split
+        )
     findings: list[Finding] = []
     read: dict[str, RowSource] = {}
     for setting, load in (training | evaluated).items():
@@ -60,12 +62,6 @@ def open_data(config: Config) -> FoundData:
             findings.append(fail(text if text.startswith(setting) else f"{setting}: {text}"))
     rows = [read[setting] for setting in training if setting in read]
     return FoundData(findings or [ok(f"{sum(map(len, rows))} rows")], rows)
-
-
-def _load(path: str, split: str, data: DataConfig) -> RowSource:
-    rows = load_rows(path, name=data.name, split=split)
-    check_run_rows(rows, data)
-    return rows
 
 
 def run_length(start: Start) -> Findings:

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples.digit_sort import make_data, warm_start
 from examples.digit_sort.reward import sorted_exactly
 from paceline.config.load import load_config
-from paceline.dataset.rows import check_rows, load_rows
+from paceline.dataset.rows import load_rows
+from paceline.dataset.training_rows import check_rows
 
 HERE = Path(make_data.__file__).parent
 MODEL = HERE / "model-0.1M"

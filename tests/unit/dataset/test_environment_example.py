@@ -8,7 +8,8 @@ import pytest
 from examples.environments import guess_digit, make_data
 from examples.environments.guess_number import HIGHER, LOWER, UNCLEAR
 from paceline.config.load import load_config
-from paceline.dataset.rows import check_rows, load_rows
+from paceline.dataset.rows import load_rows
+from paceline.dataset.training_rows import check_rows
 from paceline.prompt_tokenizer import PromptTokenizer
 
 HERE = Path(make_data.__file__).parent

@@ -5,7 +5,8 @@ import copy
 import pytest
 
 from paceline.config.sections.training import DataConfig
-from paceline.dataset.rows import DataError, check_rows, load_rows, prompt_of
+from paceline.dataset.rows import DataError, load_rows, prompt_of
+from paceline.dataset.training_rows import check_rows
 
 
 def data(**settings) -> DataConfig:

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
-from paceline.dataset.recorded_rows import check_run_rows, parts_of
 from paceline.dataset.rows import DataError, load_rows
+from paceline.dataset.training_rows import check_rows, parts_of
 
 USER = {"role": "user", "content": "2+2"}
 FOUR = {"role": "assistant", "content": "4"}
@@ -50,10 +50,10 @@ def test_a_template_makes_the_prompt_of_a_recorded_completion(tmp_path: Path) ->
     (tmp_path / "rows.jsonl").write_text('{"sum": "2+2", "answer": "4"}\n')
     rows = load_rows(str(tmp_path / "rows.jsonl"))
     made = data(prompt_template="{sum}=", completion_field="answer")
-    check_run_rows(rows, made)
+    check_rows(rows, made)
     assert parts_of(rows[0], made).prompt == "2+2="
     with pytest.raises(DataError, match=r"no field 'total'.*data.prompt_template takes"):
-        check_run_rows(rows, data(prompt_template="{total}=", completion_field="answer"))
+        check_rows(rows, data(prompt_template="{total}=", completion_field="answer"))
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_a_data_set_is_refused_if_a_row_lacks_a_field_or_the_first_is_unusable(
         '{"chosen": "b", "prompt": "a", "rejected": "c"}\n{"chosen": "b", "prompt": "a"}\n'
     )
     with pytest.raises(DataError, match=r"no field 'rejected'.*Set data\.rejected_field"):
-        check_run_rows(load_rows(path), data(**PAIR))
+        check_rows(load_rows(path), data(**PAIR))
     path.write_text('{"chosen": "b", "prompt": "a", "rejected": "b"}\n')
     with pytest.raises(DataError, match="first row: chosen and rejected are equal"):
-        check_run_rows(load_rows(path), data(**PAIR))
+        check_rows(load_rows(path), data(**PAIR))
 
 
 def test_the_group_size_follows_from_the_rows_and_survives_a_round_trip() -> None:
