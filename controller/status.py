@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from controller.leader import Leader
@@ -14,49 +13,14 @@ from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from controller.proto_encoding import ROLES, message_of
 from controller.replicated_controller import Controller
-from paceline.ids import MeshEpoch, Step, Version
 from paceline.v1 import admin_pb2
 
 SILENT_S = 5.0  # A controller renews its entry in Redis every second
 
 
-@dataclass(frozen=True, slots=True)
-class StatusView:
-    run_id: str
-    run_name: str
-    phase: str
-    """waiting, running, paused, stopping, finished or failed."""
-    reason: str
-    leader: str
-    term: int
-    step: Step
-    total_steps: int
-    version: Version
-    mesh_epoch: MeshEpoch
-    tasks: views.TaskCounts
-    desired: dict[str, int]
-    metrics: dict[str, float]
-    failovers: int
-    mesh_rebuilds: int
-    parity_failures: int
-    rollbacks: int
-    checkpoint_step: Step
-    samples_trained: int
-    tokens_trained: int
-    reward_trouble: str = ""
-    """Held-out rewards fall, or the training reward is exploited; with the remedy. Empty: no."""
-
-
 def status_of(controller: Controller) -> admin_pb2.StatusReply:
     """Status of the run, from a leader's live ledger or a standby's copy."""
-    leader = controller.leader
-    state = controller.state
-    view = status_view(controller)
-    reply = message_of(
-        admin_pb2.StatusReply,
-        view,
-        tasks=message_of(admin_pb2.TaskCounts, view.tasks),
-    )
+    leader, state, reply = controller.leader, controller.state, status_head(controller)
     if spares := desired_spares(state):
         reply.spares["rollout"] = spares
     if leader is not None:
@@ -81,11 +45,12 @@ def setting_changes(changes: Mapping[str, SettingChange]) -> list[admin_pb2.Sett
     ]
 
 
-def status_view(controller: Controller) -> StatusView:
-    """Before the run has begun: its name, and what it waits for."""
+def status_head(controller: Controller) -> admin_pb2.StatusReply:
+    """The status without workers, controllers and proposals. Before the run has begun: its name,
+    and what it waits for."""
     config, state, trouble = controller.config, controller.state, trouble_of(controller)
     spec = state.run_spec
-    return StatusView(
+    return admin_pb2.StatusReply(
         run_id=config.run.name,
         run_name=config.run.name,
         phase=views.phase(state) if state.ended or not trouble else trouble,
@@ -96,16 +61,12 @@ def status_view(controller: Controller) -> StatusView:
         total_steps=spec.steps if spec else config.train.steps or 0,
         version=state.versions.version,
         mesh_epoch=state.fleet.mesh_epoch,
-        tasks=views.counts(state),
-        desired=dict(state.desired),
-        metrics=dict(state.steps.metrics),
+        tasks=message_of(admin_pb2.TaskCounts, views.counts(state)),
+        desired=state.desired,
+        metrics=state.steps.metrics,
         failovers=state.failovers,
         mesh_rebuilds=state.fleet.mesh_rebuilds,
-        parity_failures=state.fleet.parity_failures,
-        rollbacks=state.versions.rollbacks,
         checkpoint_step=state.versions.checkpoint.step,
-        samples_trained=state.steps.samples_trained,
-        tokens_trained=state.steps.tokens_trained,
         reward_trouble=controller.context.projector.glance.reward_trouble,
     )
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from controller.ledger.step_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import last_commit_t
-from controller.status import status_of, status_view
+from controller.status import status_head, status_of
 from paceline.v1 import admin_pb2, common_pb2
 
 Values = Mapping[Any, float]
@@ -79,7 +79,7 @@ class PrometheusMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         controller, state = self._controller, self._controller.state
-        view = status_view(controller)
+        view, steps = status_head(controller), state.steps
         committed_t = last_commit_t(controller)
         yield _metric("leader", "1 if this controller leads", controller.leader is not None)
         yield _metric("term", "Term of leadership, as this controller knows it", view.term)
@@ -92,18 +92,19 @@ class PrometheusMetrics(Collector):
         yield _metric("start_time_seconds", "Start of the run, Unix time", state.started_t)
         yield _metric("last_commit_time_seconds", "Newest step's commit, Unix time", committed_t)
         lost = "lost steps included"
-        yield _metric("samples_trained_total", f"Samples trained, {lost}", view.samples_trained)
-        yield _metric("tokens_trained_total", f"Tokens trained, {lost}", view.tokens_trained)
+        yield _metric("samples_trained_total", f"Samples trained, {lost}", steps.samples_trained)
+        yield _metric("tokens_trained_total", f"Tokens trained, {lost}", steps.tokens_trained)
         yield _metric("failovers_total", "Changes of leader", view.failovers)
         yield _metric("mesh_rebuilds_total", "Meshes formed because one broke", view.mesh_rebuilds)
         help_text = "Swaps after which an engine's parameters differed from the weights"
-        yield _metric("parity_failures_total", help_text, view.parity_failures)
-        yield _metric("rollbacks_total", "Returns to a checkpoint", view.rollbacks)
+        yield _metric("parity_failures_total", help_text, state.fleet.parity_failures)
+        yield _metric("rollbacks_total", "Returns to a checkpoint", state.versions.rollbacks)
         yield _metric("tasks_dispatched_total", "Groups dispatched", view.tasks.dispatched)
         tasks = {name: getattr(view.tasks, name) for name in TASK_STATES}
-        dropped = view.tasks.dropped
         yield _metric("tasks", "Groups by state", tasks, "state")
-        yield _metric("tasks_dropped_total", "Groups dropped, by reason", dropped, "reason")
+        yield _metric(
+            "tasks_dropped_total", "Groups dropped, by reason", view.tasks.dropped, "reason"
+        )
         # A metric that the run lacks has no value, so that every name can be looked up.
         for name in OF_STEP:
             help_text = f"{name} of the newest step, as docs/metrics.md defines it"

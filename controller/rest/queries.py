@@ -18,7 +18,7 @@ from controller.ledger import views
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_pool
 from controller.rest.schemas import Problem, documented
-from controller.status import controllers_of, status_of, status_view
+from controller.status import controllers_of, status_head, status_of
 from paceline.observe.event_history import Key, SavedCheckpoint, position_key
 from paceline.observe.groups import (
     MOST_STEP,
@@ -38,6 +38,7 @@ from paceline.rpc.grpc_channel import as_dict
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
 CURVES = "reward_mean,loss"
+LISTS = ("workers", "controllers", "spares", "changed")  # Parts of a StatusReply
 DROPPED = ("task_id", "attempt", "reason", "detail")
 SearchText = Annotated[
     str,
@@ -258,12 +259,16 @@ def router(controller: Controller) -> APIRouter:
 
 
 def run_of(controller: Controller, redactor: Redactor) -> dict[str, Any]:
-    """The ledger's status (``StatusView``), and what this controller knows of the run besides."""
-    state, view, leader = controller.state, status_view(controller), controller.leader
+    """The status, and what else the ledger and this controller know of the run."""
+    state, leader, head = controller.state, controller.leader, as_dict(status_head(controller))
     proposal = leader.proposal if leader is not None else None
     return {
-        **finite(asdict(view)),
-        "reason": redactor.text(view.reason),
+        **finite({name: value for name, value in head.items() if name not in LISTS}),
+        "reason": redactor.text(state.reason),
+        "parity_failures": state.fleet.parity_failures,
+        "rollbacks": state.versions.rollbacks,
+        "samples_trained": state.steps.samples_trained,
+        "tokens_trained": state.steps.tokens_trained,
         "max_staleness": controller.settings.config.train.max_staleness,
         "started_t": state.started_t,  # Unix seconds; 0: not started
         "ended_t": state.ended_t,

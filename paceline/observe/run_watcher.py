@@ -2,7 +2,7 @@
 
 GetStatus, periodically ────►┐
 events, as they happen ─────►┼──► RunPicture ──► live table, plain lines, or JSON
-run files or REST, once ────►┘    (the past of the run)
+run files, once ────────────►┘    (the past of the run)
 """
 
 import asyncio
@@ -23,7 +23,6 @@ from paceline.observe.projection import Projection
 from paceline.observe.runs import read_summary
 from paceline.observe.vocabulary import EventType
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
 from paceline.v1 import admin_pb2
 
 IDLE_S = 30.0  # After so long without a message, another controller is asked
@@ -35,8 +34,7 @@ START = "0-0"
 FIRST_ANSWER_S = 5.0
 ANSWER_S = 2.0
 EVENTS_KEPT = 8
-MOST_ROWS = 1000
-LOOK_BACK_S = 60.0  # Without run files and REST, the journal is read from so long ago
+LOOK_BACK_S = 60.0  # Without run files, the journal is read from so long ago
 
 
 async def follow_events(
@@ -133,10 +131,9 @@ class RunPicture:
         return None if event["type"] == EventType.STEP_COMMITTED else text_of(event)
 
 
-async def first_look(
-    control: ControlPlane, run_dir: Path | None, rest: Callable[[list[str]], RestReader]
-) -> RunPicture:
-    """The present state and the past of the run. Raises ControlPlaneUnavailable, RequestRefused."""
+async def first_look(control: ControlPlane, run_dir: Path | None) -> RunPicture:
+    """The present state of the run, and its past if its files are here. Raises
+    ControlPlaneUnavailable, RequestRefused."""
     status = await answers(control, FIRST_ANSWER_S)
     if status is None:
         raise ControlPlaneUnavailable(
@@ -145,9 +142,6 @@ async def first_look(
     run = Projection()
     if run_dir is not None and (run_dir / "events.jsonl").is_file():
         run = await asyncio.to_thread(Projection.read, run_dir)
-    elif urls := [c.rest for c in status.controllers if c.rest and c.state != "silent"]:
-        with contextlib.suppress(RestUnavailable, RestRefused, KeyError, TypeError, ValueError):
-            run = await asyncio.to_thread(_past_from_rest, rest(urls))
     # A journal position is the time in milliseconds.
     look_back = f"{int((time.time() - LOOK_BACK_S) * 1000)}-0"
     picture = RunPicture(run, run.history.position or look_back, status)
@@ -213,14 +207,3 @@ def _status_in_summary(run_dir: Path | None) -> str:
     status = str((summary or {}).get("status") or "")
     # An interrupted run is not over, but there is nothing left to watch.
     return status if status in ENDS.values() else "interrupted" if status else ""
-
-
-def _past_from_rest(rest: RestReader) -> Projection:
-    """The newest steps and events."""
-    run = Projection()
-    for row in rest.get("steps", limit=MOST_ROWS)["steps"]:
-        run.metrics.append(row)
-    for event in rest.get("events", kind="notable", limit=EVENTS_KEPT)["events"]:
-        position, _, n = str(event["id"]).partition("/")
-        run.history.add({**event["fields"], **event, "position": position, "n": n})
-    return run

@@ -91,7 +91,7 @@ def top(
         print_json_line(as_object(picture))
 
     async def look_on(control: ControlPlane) -> str:
-        begun = await first_look(control, target.run_dir, target.rest)
+        begun = await first_look(control, target.run_dir)
         if once:
             drawn = live_view.picture(begun.status, begun.progress, begun.events)
             print_object(begun) if as_json else out_console(150).print(drawn)

@@ -9,7 +9,7 @@ import pytest
 
 from controller import replicated_controller
 from controller.replicated_controller import READING, Controller
-from controller.status import status_view
+from controller.status import status_head
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 
@@ -52,5 +52,5 @@ async def test_an_empty_ledger_is_never_told_as_the_run(monkeypatch: pytest.Monk
     controller = won(monkeypatch)
     with pytest.raises(Deposed):
         await controller._lead(2)
-    assert status_view(controller).phase == READING
+    assert status_head(controller).phase == READING
     assert controller.troubled_s == 0.0
