@@ -91,7 +91,8 @@ def content_of(payload: bytes, fill_texts: FillTexts, *, tokens: bool = False) -
     message = rollout_pb2.Group.FromString(payload)
     fill_texts(message)
     rewards = np.array([completion.reward for completion in message.completions] or [0.0])
-    mean, spread = float(rewards.mean()), float(rewards.std())
+    # The mean of equal rewards may round: they differ from it, and not from one another.
+    mean, spread = float(rewards.mean()), float(rewards.std()) if np.ptp(rewards) else 0.0
     completions: list[dict[str, Any]] = [
         {
             "text": sent.text,

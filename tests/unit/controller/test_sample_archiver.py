@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from controller.export.group_content import content_of
 from controller.export.sample_archiver import SampleArchiver
 from paceline.config.sections.services import ArchiveConfig
 from paceline.observe.samples import ArchiveReader, ArchiveWriter, archived_steps
@@ -134,6 +137,19 @@ async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts
     for part in (steps[:20], steps[20:]):
         groups = [group for step in part for group in state.steps.history[step]]
         assert 0.3 < len(set(payloads.read) & set(groups)) / len(groups) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("rewards", "relative"), [([0.1] * 3, [0.0] * 3), ([0.0, 0.1], [-1.0, 1.0])]
+)
+def test_rewards_are_told_relative_to_their_group_and_equal_ones_as_0(
+    rewards: list[float], relative: list[float]
+) -> None:
+    group = rollout_pb2.Group()
+    for reward in rewards:
+        group.completions.add(reward=reward)
+    told = content_of(group.SerializeToString(), lambda group: None)["completions"]
+    assert [completion["relative_reward"] for completion in told] == pytest.approx(relative)
 
 
 GROWTH = """
