@@ -133,26 +133,30 @@ def test_each_limit_is_told_with_the_remedy_that_helps(kind: BottleneckKind) -> 
     assert remedy in found.sentence and futile not in found.sentence
 
 
-def test_scorers_with_time_to_spare_are_not_the_limit() -> None:
-    pace = CASES[BottleneckKind.SCORERS][0]
-    idle = replace(pace, shares=replace(pace.shares, scorers=0.3))
-    assert bottleneck_of(idle).kind is BottleneckKind.REWARDS
-    full = replace(pace, shares=replace(pace.shares, occupancy=0.95, scoring=0.0))
-    assert bottleneck_of(full).kind is BottleneckKind.GENERATION
-
-
-def test_synchronous_training_is_told_as_such() -> None:
-    slow = replace(STARVED, max_staleness=0, shares=FlowShares(occupancy=0.3, closed=0.9))
-    found = bottleneck_of(slow)
-    assert found.kind is BottleneckKind.STALENESS and "a staleness of 0 allows" in found.sentence
-    # Engines that are full whenever trainers wait for them are too few all the same.
-    full = replace(slow, shares=FlowShares(occupancy=0.75, closed=0.5))
-    assert bottleneck_of(full).kind is BottleneckKind.GENERATION
-
-
-def test_commits_that_wait_for_the_journal_are_the_controllers_fault() -> None:
-    pace = Pace(step_s=1.0, wait_s=0.1, compute_s=0.1, commit_s=0.8, append_s=0.2)
-    assert bottleneck_of(pace).kind is BottleneckKind.CONTROLLER
+def test_limits_that_look_like_another_are_told_apart() -> None:
+    scored = CASES[BottleneckKind.SCORERS][0]
+    sync = replace(STARVED, max_staleness=0, shares=FlowShares(occupancy=0.3, closed=0.9))
+    assert "a staleness of 0 allows" in bottleneck_of(sync).sentence
+    for pace, kind in (
+        # Scorers with time to spare.
+        (replace(scored, shares=replace(scored.shares, scorers=0.3)), BottleneckKind.REWARDS),
+        (
+            replace(scored, shares=replace(scored.shares, occupancy=0.95, scoring=0.0)),
+            BottleneckKind.GENERATION,
+        ),
+        (sync, BottleneckKind.STALENESS),
+        # Engines that are full whenever trainers wait for them are too few all the same.
+        (
+            replace(sync, shares=FlowShares(occupancy=0.75, closed=0.5)),
+            BottleneckKind.GENERATION,
+        ),
+        # Commits wait for the journal.
+        (
+            Pace(step_s=1.0, wait_s=0.1, compute_s=0.1, commit_s=0.8, append_s=0.2),
+            BottleneckKind.CONTROLLER,
+        ),
+    ):
+        assert bottleneck_of(pace).kind is kind
 
 
 # ---- measurement ----------------------------------------------------------------------------
@@ -178,19 +182,12 @@ def shares(run: Driven, **gauges: float) -> FlowShares:
     return shares_of(run.state, reports_of(leader_of(run, **gauges), run.state))
 
 
-def at_work(**changes: Any) -> Driven:
-    return Driven.fleet("p0", "r0", "r1", **changes)
-
-
-def test_the_closed_admission_is_measured() -> None:
-    run = at_work(max_staleness=0)
+def test_the_closed_admission_and_engines_without_the_newest_weights_are_measured() -> None:
+    run = Driven.fleet("p0", "r0", "r1", max_staleness=0)
     assert shares(run).closed == 0.0
-    run.lease("r0", 4)
+    run.lease("r1", 4)
     assert shares(run).closed == 1.0
-
-
-def test_engines_that_lack_the_newest_weights_are_measured() -> None:
-    run = at_work(max_staleness=0)
+    run = Driven.fleet("p0", "r0", "r1", max_staleness=0)
     run.train("r0")
     # The admission is open for version 1; r0 and r1 serve version 0.
     assert shares(run).lagging == 1.0 and shares(run).closed == 0.0
@@ -199,14 +196,14 @@ def test_engines_that_lack_the_newest_weights_are_measured() -> None:
 
 
 def test_groups_that_wait_to_be_scored_are_measured_against_the_places() -> None:
-    run = at_work()
+    run = Driven.fleet("p0", "r0")
     assert shares(run, scoring=10.0, scoring_capacity=2.0).scoring == 5.0
     # Functions that only wait are scored in any number.
     assert shares(run, scoring=10.0, scoring_capacity=0.0).scoring == 0.0
 
 
 def test_the_pace_has_the_bound_the_reward_time_and_the_slots() -> None:
-    run = at_work()
+    run = Driven.fleet("p0", "r0", "r1")
     run.train("r0")
     leader = leader_of(run, slot_occupancy=0.4, transfer_s=2.0, lease_s=0.02)
     leader.flow.add(shares(run, slot_occupancy=0.4), 1.0, 1.0)

@@ -16,7 +16,7 @@ from controller.ledger import decisions as cmd
 from controller.ledger.enums import Phase, Role, SuspendStage
 from paceline.observe.vocabulary import DeathCause, FaultCause, Severity
 from paceline.process.waits import WaitKind
-from tests.fixtures.diagnoses import evidence, fleet, silent, wait, worker
+from tests.fixtures.diagnoses import evidence, fleet, wait, worker
 from tests.fixtures.ledgers import Driven
 
 PACE = "Trainers and rollout workers keep pace."
@@ -104,7 +104,6 @@ STATES: dict[str, tuple[Callable[[], Evidence], Severity, str, str]] = {
         "",
     ),
     "healthy": (running, INFO, AT_WORK, ""),
-    "healthy, between two steps": (lambda: running(step_open=False), INFO, AT_WORK, ""),
     "healthy, a member computes": (
         lambda: running(worker("p0", wedged_in_s=299.0, activity="step 1: computing 2 groups")),
         INFO,
@@ -122,12 +121,6 @@ STATES: dict[str, tuple[Callable[[], Evidence], Severity, str, str]] = {
         INFO,
         "the run is pausing; step 1 is finished first",
         "",
-    ),
-    "paused": (
-        lambda: at_rest(PAUSE),
-        INFO,
-        "the run waits 10 h for its user, who has paused it; nothing is leased until it is resumed",
-        f"paceline resume {RUN_DIR}",
     ),
     "paused, and workers died meanwhile": (
         lambda: replace(at_rest(PAUSE), workers=()),
@@ -153,13 +146,6 @@ STATES: dict[str, tuple[Callable[[], Evidence], Severity, str, str]] = {
         "the run has stopped for now; paceline up with its config continues it",
         "",
     ),
-    "waiting for Redis": (
-        lambda: running(silent("p1"), trouble="waiting for Redis (TimeoutError)", trouble_s=4.0),
-        ERROR,
-        "the run waits 4 s for Redis, which does not answer (TimeoutError); the leader repeats its "
-        "append twice a second, and declares nobody dead meanwhile",
-        f"paceline status {RUN_DIR}",
-    ),
     "waiting for Redis while it is paused": (
         lambda: at_rest(PAUSE, trouble="waiting for Redis (TimeoutError)", trouble_s=4.0),
         ERROR,
@@ -173,13 +159,6 @@ STATES: dict[str, tuple[Callable[[], Evidence], Severity, str, str]] = {
         "the run waits for a leader: c1 stands by, and nobody holds the lease; a standby takes "
         "the lease at once",
         "",
-    ),
-    "a worker does not report": (
-        lambda: running(silent("r1"), step_open=False),
-        ERROR,
-        "step 1 (0 of 4 groups ready) waits 3 s for r1 (host b, pid 801), silent, last report 3 s "
-        "ago; it is declared dead in 1.9 s",
-        f"paceline stacks r1 {RUN_DIR}",
     ),
     "two of four workers are dead": (
         lambda: without("p1", "r1"),

@@ -1,107 +1,84 @@
 """The run files: complete after every handover, never a line twice."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from controller.ledger.events import from_json, record_of
+from paceline.observe.event_history import position_key
 from paceline.observe.run_files import RunFileWriter
+from tests.unit.rest.test_recorded_journals import entries_of
+
+FILES = ("events.jsonl", "metrics.jsonl")
+Record = tuple[str, float, dict[str, Any]]
 
 
-def journal(steps: int) -> list[tuple[str, float, dict]]:
-    """A run's events, several to a journal position, as the leader would hand them over."""
-    entries: list[tuple[str, float, dict]] = [
-        ("1-0", 1.0, {"type": "RunStarted"}),
-        ("1-0", 1.0, {"type": "TermBegun", "term": 1}),
-        (
-            "2-0",
-            2.0,
-            {"type": "EvalRecorded", "step": 0, "version": 0, "reward_mean": 0.25, "count": 4},
-        ),
-    ]
-    for step in range(1, steps + 1):
-        at = 10.0 * step
-        entries += [
-            (f"{int(at)}-0", at, {"type": "TasksLeased", "worker": "rollout-0"}),
-            (f"{int(at)}-0", at, {"type": "GroupAccepted", "task": f"t{step}"}),
-            (f"{int(at)}-1", at, {"type": "VoteCast", "step": step}),
-            (f"{int(at)}-1", at, {"type": "StepCommitted", "step": step, "version": step, "metrics": {"reward_mean": step / 10, "loss": float("nan")}}),  # noqa: E501
-            (f"{int(at)}-1", at, {"type": "CheckpointRecorded", "step": step, "path": f"checkpoints/step-{step:06d}"}),  # noqa: E501
-        ]  # fmt: skip
-    routine = ("TasksLeased", "GroupAccepted", "VoteCast")
-    for _, _, event in entries:
-        if event["type"] not in routine:
-            event |= {"severity": "info", "text": "words"}
-    return entries
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    """A run's events, several to a journal position, as the leader hands them over."""
+    entries = entries_of("34")
+    return [(x.at.entry, x.t, record_of(from_json(e), e)) for x in entries for e in x.events]
 
 
-def replay(recorder: RunFileWriter, entries: list[tuple[str, float, dict]]) -> None:
-    """Hands over every entry whose position comes after ``last_position``."""
-
-    def key(position: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in position.split("-"))
-
-    after = recorder.last_position
-    for position, t, event in entries:
-        if after is None or key(position) > key(after):
-            recorder.record(position, t, event)
+def replay(writer: RunFileWriter, records: Sequence[Record]) -> None:
+    """Hands over every record whose position comes after ``last_position``."""
+    after = writer.last_position
+    for position, t, event in records:
+        if after is None or position_key(position) > position_key(after):
+            writer.record(position, t, event)
 
 
-@pytest.mark.parametrize("cut", range(24))
-def test_a_new_leader_continues_the_files_without_gap_or_repeat(tmp_path: Path, cut: int) -> None:
-    entries = journal(4)
+def contents(directory: Path) -> dict[str, bytes]:
+    return {name: (directory / name).read_bytes() for name in FILES}
+
+
+def test_a_new_leader_continues_the_files_without_gap_or_repeat(
+    records: list[Record], tmp_path: Path
+) -> None:
     whole = RunFileWriter(tmp_path / "whole")
-    replay(whole, entries)
+    replay(whole, records)
     whole.close()
-
-    first = RunFileWriter(tmp_path / "split")
-    replay(first, entries[:cut])
-    second = RunFileWriter(tmp_path / "split")
-    replay(second, entries)
-    second.close()
-
-    for name in ("events.jsonl", "metrics.jsonl"):
-        expected = (tmp_path / "whole" / name).read_text()
-        assert (tmp_path / "split" / name).read_text() == expected
+    for cut in range(0, len(records), 9):
+        split = tmp_path / str(cut)
+        replay(RunFileWriter(split), records[:cut])
+        second = RunFileWriter(split)
+        replay(second, records)
+        second.close()
+        assert contents(split) == contents(tmp_path / "whole"), cut
 
 
-def test_a_torn_last_line_is_written_again_whole(tmp_path: Path) -> None:
-    entries = journal(3)
-    recorder = RunFileWriter(tmp_path)
-    replay(recorder, entries)
-    recorder.close()
-    whole = {n: (tmp_path / n).read_bytes() for n in ("events.jsonl", "metrics.jsonl")}
+def test_a_torn_last_line_is_written_again_whole(records: list[Record], tmp_path: Path) -> None:
+    writer = RunFileWriter(tmp_path)
+    replay(writer, records)
+    writer.close()
+    whole = contents(tmp_path)
     for name, data in whole.items():
         (tmp_path / name).write_bytes(data[:-7])
-
     again = RunFileWriter(tmp_path)
-    replay(again, entries)
+    replay(again, records)
     again.close()
-    assert {n: (tmp_path / n).read_bytes() for n in whole} == whole
+    assert contents(tmp_path) == whole
 
 
-def test_a_deposed_leader_that_wakes_up_writes_nothing(tmp_path: Path) -> None:
-    entries = journal(2)
+def test_a_deposed_leader_that_wakes_up_writes_nothing(
+    records: list[Record], tmp_path: Path
+) -> None:
     deposed = RunFileWriter(tmp_path)
-    replay(deposed, entries[:6])
-    leader = RunFileWriter(tmp_path)
-    replay(leader, entries)
-    before = (tmp_path / "events.jsonl").read_bytes()
-    for position, t, event in entries[6:]:
-        deposed.record(position, t, event)
-    assert (tmp_path / "events.jsonl").read_bytes() == before
+    replay(deposed, records[:60])
+    replay(RunFileWriter(tmp_path), records)
+    before = contents(tmp_path)
+    for record in records[60:]:
+        deposed.record(*record)
+    assert contents(tmp_path) == before
 
 
-def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:
-    recorder = RunFileWriter(tmp_path)
-    replay(recorder, journal(3))
-    recorder.close()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(r["kind"], r["step"]) for r in rows] == [
-        ("eval", 0),
-        ("step", 1),
-        ("step", 2),
-        ("step", 3),
-    ]
-    assert rows[0]["eval_reward_mean"] == 0.25
-    assert rows[1]["loss"] is None, "NaN is not JSON"
+def test_what_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
+    writer = RunFileWriter(tmp_path)
+    head = {"type": "StepCommitted", "step": 1, "version": 1, "severity": "info", "text": "words"}
+    writer.record("1-0", 1.0, {**head, "metrics": {"reward_mean": 0.1, "loss": float("nan")}})
+    writer.close()
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (row["kind"], row["reward_mean"], row["loss"]) == ("step", 0.1, None)

@@ -136,15 +136,6 @@ def test_a_disk_that_refuses_keeps_nobody_from_leading(
     assert left.exists()
 
 
-def test_a_reader_sees_what_is_added(tmp_path: Path) -> None:
-    reader = ArchiveReader(tmp_path)
-    assert reader.groups() == []
-    writer = ArchiveWriter(tmp_path, 1, 1 << 30)
-    for step in range(1, 4):
-        writer.write([row(f"t{step}", step)])
-        assert len(reader.groups()) == step
-
-
 def searched(group_id: str, step: int, prompt: str, *texts: str, **values: Any) -> dict[str, Any]:
     completions = [{"text": text, "finish_reason": "stop"} for text in texts]
     facts = {"group_id": group_id, "attempt": 1, "step": step, "state": "trained", **values}

@@ -23,17 +23,11 @@ def record(run_dir: Path, supervisor: ProcessId, worker: ProcessId) -> None:
 def test_a_fleet_without_its_supervisor_names_the_command_that_takes_it_over(
     tmp_path: Path,
 ) -> None:
+    assert supervisor_gone(tmp_path) == "", "started by hand"
+    for supervisor, worker in ((HERE, HERE), (GONE, GONE)):
+        record(tmp_path, supervisor, worker)
+        assert supervisor_gone(tmp_path) == "", "supervised, or ended"
     record(tmp_path, GONE, HERE)
     said = supervisor_gone(tmp_path)
     assert "nobody restarts" in said
     assert f"paceline up {tmp_path / 'config.toml'} --run-dir {tmp_path} --attach" in said
-
-
-def test_a_supervised_fleet_an_ended_one_and_one_started_by_hand_say_nothing(
-    tmp_path: Path,
-) -> None:
-    assert supervisor_gone(tmp_path) == ""
-    record(tmp_path, HERE, HERE)
-    assert supervisor_gone(tmp_path) == ""
-    record(tmp_path, GONE, GONE)
-    assert supervisor_gone(tmp_path) == ""
