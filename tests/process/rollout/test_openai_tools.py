@@ -20,7 +20,7 @@ from tests.fixtures.environment_fixture import (
     staged,
     tokens_of,
 )
-from tests.fixtures.openai_agents import ADD, BEGIN, Message, agent, ask
+from tests.fixtures.openai_agents import ADD, ANSWERED, BEGIN, agent, ask, calling
 
 openai = pytest.importorskip("openai")
 
@@ -76,11 +76,7 @@ async def test_calls_are_told_as_calls_and_recorded_as_sampled(model: Path) -> N
     assert (first.finish_reason, second.finish_reason) == ("tool_calls", "stop")
     assert first.message.content == "Let me see."
     (call,) = first.message.tool_calls
-    assert (call.type, call.function.name, call.function.arguments) == (
-        "function",
-        "add",
-        '{"a": 1}',
-    )
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
     assert second.message.tool_calls is None
     completion = group.completions[0]
     assert completion.reward == 1.0
@@ -159,7 +155,7 @@ async def test_calls_and_tools_cannot_be_rewritten(model: Path, how: str) -> Non
     async def rewrites(client: Any, task: EnvironmentTask) -> float:
         reply = await ask(client, task, BEGIN, tools=[ADD])
         said = reply.choices[0].message.model_dump(exclude_none=True)
-        answer = {"role": "tool", "name": "add", "tool_call_id": "1", "content": "2"}
+        answer = {**ANSWERED, "name": "add"}
         changed, tools = json.loads(json.dumps(said)), [ADD]
         if how == "other arguments":
             changed["tool_calls"][0]["function"]["arguments"] = '{"a": 2}'
@@ -184,21 +180,7 @@ async def test_calls_and_tools_cannot_be_rewritten(model: Path, how: str) -> Non
 
 
 async def test_calls_that_the_agent_begins_with_go_through_the_template(model: Path) -> None:
-    example: list[Message] = [
-        {"role": "user", "content": "1+1"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": "x",
-                    "type": "function",
-                    "function": {"name": "add", "arguments": '{"a":1}'},
-                }
-            ],
-        },
-        {"role": "tool", "tool_call_id": "x", "content": "2"},
-    ]
+    example = [{"role": "user", "content": "1+1"}, calling("add", '{"a":1}'), ANSWERED]
 
     async def shows(client: Any, task: EnvironmentTask) -> float:
         await ask(client, task, example, tools=[ADD])

@@ -6,7 +6,6 @@ model; the last ones run the real engine against a real controller, and the work
 
 import asyncio
 import json
-import threading
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import psutil
 import pytest
 from transformers import AutoModelForCausalLM
@@ -27,17 +25,14 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import (
-    Completion,
     EngineDied,
     EngineError,
-    Finish,
     GenerationFailed,
     ParametersDiffer,
     SwapFailed,
 )
 from rollout_worker.lifecycle import EngineFailed, EngineLost
 from rollout_worker.main import RolloutWorker
-from rollout_worker.tasks.partial_rollouts import partial_group
 from rollout_worker.weight_loading import LOAD_TRIES
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.tiny_model import make_tiny_model
@@ -47,7 +42,6 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.rollout_controller import Key, RolloutController
 
 GATED = "tests.fakes.worker_rewards:gated"
-BROKEN = "tests.fakes.worker_rewards:broken"
 
 
 @pytest.fixture(scope="module")
@@ -266,27 +260,6 @@ async def test_a_drain_is_over_when_its_last_task_is_cancelled(play: Play) -> No
         assert not scene.controller.groups and not scene.controller.returns
 
 
-async def test_weights_that_arrive_while_leaving_do_not_hold_the_worker_up(play: Play) -> None:
-    async with play() as scene:
-        worker = scene.worker
-        handed_over: list[bool] = []
-
-        def close() -> None:
-            """As the receiver's: waits for a thread that waits for the worker's loop."""
-            thread = threading.Thread(
-                target=worker.loading.on_weights, args=[StagedWeights(4, {})], daemon=True
-            )
-            thread.start()
-            thread.join(60)
-            handed_over.append(not thread.is_alive())
-
-        assert worker.receiver is not None
-        worker.receiver.close = close  # type: ignore[method-assign]
-        worker.lifecycle.stop()
-        await asyncio.wait_for(scene.ended, 60)
-        assert handed_over == [True]
-
-
 async def test_what_an_engine_dies_with_is_not_handed_back_as_by_one_that_leaves(
     play: Play,
 ) -> None:
@@ -406,22 +379,6 @@ async def test_the_third_swap_with_differing_parameters_ends_the_worker(play: Pl
                     await scene.load(version)
             await asyncio.wait_for(asyncio.wait([scene.ended]), 60)
             assert scene.controller.reports[-1].parity_failures == 3, "the last one is told, too"
-
-
-@pytest.mark.parametrize("error", [SwapFailed("no room"), MemoryError("no room")])
-async def test_an_engine_that_never_gets_weights_loaded_ends_the_worker(
-    play: Play, error: Exception
-) -> None:
-    with pytest.raises(EngineFailed, match=r"failed to load 3 times: .*no room"):
-        async with play() as scene:
-            scene.engine.load_error = error
-            for _ in range(LOAD_TRIES):
-                with pytest.raises(type(error)):
-                    await scene.load(4)
-            await asyncio.wait_for(asyncio.wait([scene.ended]), 60)
-            report = scene.controller.reports[-1]
-            assert report.load_failures == LOAD_TRIES, "the last one is told, too"
-            assert report.load_detail == f"weights not loaded: {type(error).__name__}: no room"
 
 
 @pytest.mark.parametrize("version", [3, 2])
@@ -546,22 +503,6 @@ async def test_groups_of_an_incarnation_that_is_over_are_not_handed_in_by_the_ne
         assert set(controller.groups) == {after}
 
 
-async def test_finished_groups_outlive_an_outage_of_the_control_plane(play: Play) -> None:
-    async with play() as scene:
-        controller = scene.controller
-        tasks = {controller.lease(f"t{number}") for number in range(4)}
-        await until(lambda: len(scene.engine.running) == 4)
-        controller.refusing_submits = True
-        for number in range(4):
-            scene.engine.finish(f"t{number}")
-        await until(lambda: controller.submits >= 3)
-        assert not controller.groups and await scene.held() == tasks
-        controller.refusing_submits = False
-        await until(lambda: set(controller.groups) == tasks)
-        assert await scene.held() == set()
-        assert controller.verdicts == [rollout_pb2.VERDICT_ACCEPTED] * 4
-
-
 async def test_a_group_that_the_controller_finds_invalid_is_returned_as_failed(
     play: Play,
 ) -> None:
@@ -572,34 +513,6 @@ async def test_a_group_that_the_controller_finds_invalid_is_returned_as_failed(
         assert scene.controller.returns[task].kind == rollout_pb2.RETURN_KIND_FAILED
         assert scene.controller.returns[task].reason == "invalid_group"
         assert await scene.held() == set()
-
-
-async def test_a_failing_reward_returns_the_task_with_a_reason_and_no_row(play: Play) -> None:
-    async with play(at_once=True, reward=BROKEN) as scene:
-        tasks = {scene.controller.lease(f"t{number}") for number in range(3)}
-        await until(lambda: set(scene.controller.returns) == tasks)
-        for item in scene.controller.returns.values():
-            assert item.kind == rollout_pb2.RETURN_KIND_FAILED
-            assert item.reason == "reward_error" and "no verdict" in item.detail
-        assert scene.controller.submits == 0
-
-
-async def test_an_attempt_goes_on_from_what_the_one_before_left(play: Play) -> None:
-    async with play(at_once=True) as scene:
-        logprobs = np.array([-1, -2, -3], np.float32)
-        tokens, spans = np.array([5, 6, 7], np.int32), ((2, 1), (3, 2))
-        begun = Completion(tokens, logprobs, spans, Finish.PARTIAL)
-        prompt = scene.worker.tokenizer.prompt({"prompt": "s21="}).tokens
-        task = common_pb2.TaskRef(task_id="t0", attempt=1)
-        await scene.controller.leave_partial(partial_group(task, prompt, [begun, None]))
-        lease = scene.controller.lease("t0", attempt=2)
-        await until(lambda: lease in scene.controller.groups)
-        (request,) = scene.engine.requests
-        first, second = request.prefixes
-        assert second is None and first is not None
-        assert (first.tokens.tolist(), first.versions) == ([5, 6, 7], spans)
-        np.testing.assert_array_equal(first.logprobs, logprobs)
-        assert scene.worker.reports.message().gauges["continued_tokens"] == 3
 
 
 async def test_an_evaluation_task_is_one_greedy_completion(play: Play) -> None:

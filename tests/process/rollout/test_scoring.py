@@ -312,12 +312,16 @@ async def test_threads_that_never_return_leave_threads_for_others(
         assert await asyncio.to_thread(lambda: 1) == 1, "nor does the worker itself wait"
 
 
-@pytest.mark.parametrize("word", ["exit", "endless"])
-async def test_a_batch_whose_values_do_not_end_fails(make: Any, word: str) -> None:
-    scorer = await make("broken")
+@pytest.mark.parametrize(
+    ("function", "word"), [("broken", "exit"), ("broken", "endless"), ("short", "two")]
+)
+async def test_a_batch_of_the_wrong_length_or_of_none_fails(
+    make: Any, function: str, word: str
+) -> None:
+    scorer = await make(function)
     async with asyncio.timeout(60):
-        assert await reason(scorer, word) in ("reward_error", "reward_timeout", "reward_crashed")
-        assert (await scorer.score(job("fine"))).rewards == [1.0]
+        failed = await reason(scorer, word, "b")
+        assert failed in ("reward_error", "reward_timeout", "reward_crashed")
 
 
 async def test_an_answer_that_does_not_come_from_a_living_process_is_not_waited_for(
@@ -343,29 +347,23 @@ async def test_a_waiting_reward_that_raises_what_is_no_exception_fails(
         assert (await scorer.score(job("spawn", "fine"))).rewards == [1.0, 1.0]
 
 
-async def test_a_batch_of_the_wrong_length_fails(make: Any) -> None:
-    assert await reason(await make("short"), "a", "b") == "reward_error"
-
-
-@pytest.mark.parametrize("word", ["crash", "exit"])
-async def test_a_reward_that_kills_its_process_fails_alone(make: Any, word: str) -> None:
-    scorer = await make("by_word")
-    fates = await asyncio.gather(
-        reason(scorer, "fine", word),
-        scorer.score(job("fine")),
-        scorer.score(job("fine", "fine")),
-    )
-    assert fates[0] == "reward_crashed"
-    assert fates[1].rewards == [1.0] and fates[2].rewards == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("word", ["hang", "hold"])
-async def test_a_reward_that_hangs_is_cut_off_and_others_are_scored(make: Any, word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "failed"),
+    [
+        *(("crash", "reward_crashed"), ("exit", "reward_crashed")),
+        *(("hang", "reward_timeout"), ("hold", "reward_timeout")),
+    ],
+)
+async def test_a_reward_that_kills_its_process_or_hangs_fails_alone(
+    make: Any, word: str, failed: str
+) -> None:
     scorer = await make("by_word")
     async with asyncio.timeout(50):  # the reward itself ends after 60 s
-        fates = await asyncio.gather(reason(scorer, "fine", word), scorer.score(job("fine")))
-    assert fates[0] == "reward_timeout"
-    assert fates[1].rewards == [1.0]
+        fates = await asyncio.gather(
+            reason(scorer, "fine", word), *(scorer.score(job("fine", "fine")) for _ in range(2))
+        )
+    assert fates[0] == failed
+    assert [fate.rewards for fate in fates[1:]] == [[1.0, 1.0]] * 2
 
 
 async def test_the_time_limit_is_per_call_not_per_group(make: Any, module: str) -> None:
@@ -496,15 +494,6 @@ async def test_close_leaves_no_process(make: Any) -> None:
     assert len(before) == 2
     await scorer.close()
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in before)
-
-
-def test_math_verify_compares_expressions() -> None:
-    (reward,) = load(["math_verify"])
-    call = reward.call
-    assert call(prompt="", completion=r"so the answer is $\boxed{\frac{1}{2}}$", answer="0.5") == 1
-    assert call(prompt="", completion="The answer is 12", answer=r"$12$") == 1
-    assert call(prompt="", completion="The answer is 13", answer="12") == 0
-    assert call(prompt="", completion="", answer="12") == 0
 
 
 @pytest.mark.parametrize(

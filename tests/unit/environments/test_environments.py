@@ -237,18 +237,6 @@ async def test_a_prompt_that_is_too_long_drops_the_task(model: Path) -> None:
 # ---- rewards
 
 
-async def test_components_are_kept_and_their_sum_is_the_reward(model: Path) -> None:
-    async def scored(task: EnvironmentTask, sample: Sample) -> dict[str, float]:
-        await sample(task.prompt)
-        return {"found": 1.0, "slow": -0.25 * task.index}
-
-    async with staged(model, scored, lambda prompt: "a") as stage:
-        group = await stage.group()
-        assert [c.reward for c in group.completions] == [1.0, 0.75]
-        assert dict(group.completions[1].reward_components) == {"found": 1.0, "slow": -0.25}
-        assert group.completions[0].loss_mask == b"", "a single turn needs no mask"
-
-
 async def test_where_it_does_not_score_the_weighted_reward_functions_do(model: Path) -> None:
     async def unscored(task: EnvironmentTask, sample: Sample) -> None:
         await sample(task.prompt)
@@ -307,46 +295,22 @@ async def no_turn(task: EnvironmentTask, sample: Sample) -> float:
     return 1.0
 
 
-async def raises(task: EnvironmentTask, sample: Sample) -> float:
-    await sample(task.prompt)
-    raise KeyError("no such door")
-
-
-async def exits(task: EnvironmentTask, sample: Sample) -> float:
-    raise SystemExit(3)
-
-
 class FunctionTimedOut(BaseException):
     """As func_timeout's."""
 
 
-async def times_out(task: EnvironmentTask, sample: Sample) -> float:
-    await sample(task.prompt)
-    raise FunctionTimedOut("1.5 s")
+def failing(error: BaseException) -> Any:
+    async def environment(task: EnvironmentTask, sample: Sample) -> float:
+        await sample(task.prompt)
+        raise error
 
-
-async def closes_itself(task: EnvironmentTask, sample: Sample) -> float:
-    raise GeneratorExit
+    return environment
 
 
 async def forks(task: EnvironmentTask, sample: Sample) -> float:
     os.fork()
     await sample(task.prompt)
     raise ValueError("in one process")
-
-
-async def cancels_itself(task: EnvironmentTask, sample: Sample) -> float:
-    await sample(task.prompt)
-    raise asyncio.CancelledError
-
-
-async def own_timeout(task: EnvironmentTask, sample: Sample) -> float:
-    raise TimeoutError("the shop is closed")
-
-
-async def says_nonsense(task: EnvironmentTask, sample: Sample) -> float:
-    await sample([{"no": "role"}])
-    return 0.0
 
 
 def asking(said: Any, **how: Any) -> Any:
@@ -364,14 +328,14 @@ def asking(said: Any, **how: Any) -> Any:
     ("environment", "words"),
     [
         (no_turn, "before the model had a turn"),
-        (raises, "no such door"),
-        (exits, "SystemExit"),
-        (times_out, "FunctionTimedOut: 1.5 s (test_environments.py:"),
-        (closes_itself, "GeneratorExit"),
+        (failing(KeyError("no such door")), "no such door"),
+        (failing(SystemExit(3)), "SystemExit"),
+        (failing(FunctionTimedOut("1.5 s")), "FunctionTimedOut: 1.5 s (test_environments.py:"),
+        (failing(GeneratorExit()), "GeneratorExit"),
         (forks, "in one process"),
-        (cancels_itself, "cancelled itself"),
-        (own_timeout, "the shop is closed"),
-        (says_nonsense, "BadTurn"),
+        (failing(asyncio.CancelledError()), "cancelled itself"),
+        (failing(TimeoutError("the shop is closed")), "the shop is closed"),
+        (asking([{"no": "role"}]), "BadTurn"),
         (asking([5, 6, 999_999]), "999999 is not in the model's vocabulary"),
         (asking([5, -1]), "-1 is not in the model's vocabulary"),
         (asking([1 << 40]), "is not in the model's vocabulary"),

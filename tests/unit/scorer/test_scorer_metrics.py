@@ -5,10 +5,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from controller.rest.prometheus import scorer_metrics
 from paceline.config.schema import Config
@@ -75,35 +71,14 @@ async def test_a_request_that_fails_leaves_the_queue_and_counts_as_nothing() -> 
     assert (server.scored_requests, server.request_s) == (0, 0.0)
 
 
-class _One(Collector):
-    def __init__(self, workers: list[admin_pb2.WorkerStatus]) -> None:
-        self._workers = workers
-
-    def collect(self) -> list[Metric]:
-        return list(scorer_metrics(self._workers))
-
-
-def exposed(workers: list[admin_pb2.WorkerStatus]) -> dict[str, float]:
-    """Samples of one worker by name."""
-    registry = CollectorRegistry()
-    registry.register(_One(workers))
-    text = generate_latest(registry).decode()
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            assert (sample.labels["worker"], sample.labels["scorer"]) == (
-                "scorer-helpful-0",
-                "helpful",
-            )
-            found[sample.name] = sample.value
-    return found
-
-
 def test_prometheus_gets_what_scorers_have_counted() -> None:
     gauges = {"scored": 8.0, "queued": 2.0, "scored_requests": 4.0, "request_s": 0.5}
     worker = admin_pb2.WorkerStatus(worker_id="scorer-helpful-0", scorer="helpful", gauges=gauges)
-    found = exposed([worker, admin_pb2.WorkerStatus(worker_id="one that has not reported")])
-    assert found == {
+    silent = admin_pb2.WorkerStatus(worker_id="one that has not reported")
+    samples = [s for family in scorer_metrics([worker, silent]) for s in family.samples]
+    named = {"worker": "scorer-helpful-0", "scorer": "helpful"}
+    assert all(sample.labels == named for sample in samples)
+    assert {sample.name: sample.value for sample in samples} == {
         "paceline_scorer_completions_total": 8.0,
         "paceline_scorer_queued_completions": 2.0,
         "paceline_scorer_requests_total": 4.0,
