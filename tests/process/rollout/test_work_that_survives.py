@@ -32,6 +32,7 @@ from testbed.workers.fake_workers import FakePolicy
 from tests.fakes.rollout_controller import RolloutController
 from tests.fixtures.engines import Reference, needs_vllm
 
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)

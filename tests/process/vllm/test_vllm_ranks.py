@@ -104,13 +104,6 @@ async def test_every_element_is_compared_at_the_first_sync(
 
 
 @in_one_loop
-async def test_fused_tied_and_padded_parameters_arrive_on_every_rank(faulty: Faulty) -> None:
-    for model in faulty.models[1], faulty.models[0]:
-        await faulty.load(model)
-        assert await faulty.serves(model)
-
-
-@in_one_loop
 async def test_a_swap_that_fails_on_one_rank_happens_on_none(faulty: Faulty) -> None:
     await faulty.load(faulty.models[0])
     version = faulty.engine.version

@@ -154,17 +154,3 @@ async def test_no_token_is_generated_after_a_swap_that_left_out_a_tensor(
         assert engine.version == 1 and completion.versions == ((1, 4),)
     finally:
         await engine.close()
-
-
-async def test_without_verification_nothing_is_compared(
-    tmp_path: Path, leaves_out: LeavesOut
-) -> None:
-    reference = Reference(make_tiny_model(tmp_path / "model"))
-    engine = make_test_engine("fused", tiny_config(tmp_path / "model", verify=False))
-    await engine.start()
-    try:
-        leaves_out.names = ["model.norm.weight"]
-        await engine.load_weights(0, weights_of(reference, 0))
-        assert engine.version == 0
-    finally:
-        await engine.close()

@@ -130,12 +130,6 @@ async def test_a_killed_scorer_costs_no_more_than_another_request() -> None:
         await scores.close()
 
 
-async def test_a_slow_scorer_is_overtaken_by_another() -> None:
-    async with scored_by(config(timeout_s=0.05), never, lengths) as (scores, (slow, _)):
-        assert scored(await rewards(scores, 3)) == [3.0]
-        assert slow.asked == [1]
-
-
 async def test_a_late_second_reply_changes_nothing() -> None:
     """Both scorers answer one request, and say different things: the group has the first reply
     once."""
