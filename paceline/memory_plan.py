@@ -139,29 +139,28 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
             host["encoded deltas"] = wire
     if memory.offload_activations:
         host["activations"] = trained * _block_input_bytes(config, shape)
-    return ProcessPlan("policy rank", parts, host, tuple(_remedies(config, frozen)))
+    return ProcessPlan("policy rank", parts, host, _remedies(config, frozen))
 
 
-def _remedies(config: Config, frozen: bool) -> Iterator[str]:
+def _remedies(config: Config, frozen: bool) -> tuple[str, ...]:
+    """Changes that are not made yet; docs/trainer-memory.md says what each costs."""
     model, memory, several = config.model, config.train.memory, config.fleet.policy_ranks > 1
-    if several and not memory.reshard_after_forward:
-        yield "train.memory.reshard_after_forward = true: no whole model on a rank"
-    if several and memory.gradient_sync == "step":
-        yield 'train.memory.gradient_sync = "row": ranks hold slices of gradients only'
-    if not model.gradient_checkpointing:
-        yield "model.gradient_checkpointing = true: activations of one block at a time"
-    yield "fleet.policy_ranks: more ranks divide weights, gradients and moments"
-    if frozen and not memory.offload_frozen:
-        yield "train.memory.offload_frozen = true: the reference in host memory"
-    if model.gradient_checkpointing and not memory.offload_activations:
-        yield "train.memory.offload_activations = true: inputs of blocks in host memory"
-    if not config.recorded and not memory.offload_publishing:
-        yield "train.memory.offload_publishing = true: published weights in host memory"
-    if not memory.offload_optimizer:
-        yield "train.memory.offload_optimizer = true: moments in host memory"
-    yield "train.memory.tokens_per_microbatch: fewer tokens in a row"
-    if trainer_dtype(config) == "float32":
-        yield 'model.dtype = "bfloat16": about half of the activations'
+    offloads = model.gradient_checkpointing and not memory.offload_activations
+    changes = {
+        "train.memory.reshard_after_forward = true": several and not memory.reshard_after_forward,
+        'train.memory.gradient_sync = "row"': several and memory.gradient_sync == "step",
+        "model.gradient_checkpointing = true": not model.gradient_checkpointing,
+        "fleet.policy_ranks: more": True,
+        "train.memory.offload_frozen = true": frozen and not memory.offload_frozen,
+        "train.memory.offload_activations = true": offloads,
+        "train.memory.offload_publishing = true": not (
+            config.recorded or memory.offload_publishing
+        ),
+        "train.memory.offload_optimizer = true": not memory.offload_optimizer,
+        "train.memory.tokens_per_microbatch: fewer": True,
+        'model.dtype = "bfloat16"': trainer_dtype(config) == "float32",
+    }
+    return tuple(change for change, helps in changes.items() if helps)
 
 
 def trainer_dtype(config: Config) -> str:
@@ -213,10 +212,12 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     # hands on.
     two = (rollout.weight_deltas and width == 2) or config.relay_fanout > 0
     host = {"received weights": (2 if two else 1) * weights}
-    remedies = ["rollout.max_context: shorter sequences"]
     if rollout.engine == "vllm":
         host["weights that ranks share"] = weights
-        remedies.insert(0, "rollout.tensor_parallel: more GPUs for one engine")
-    if width == 4:
-        remedies.insert(0, 'rollout.dtype = "bfloat16": half of the weights and of the cache')
-    return ProcessPlan("rollout worker", parts, host, tuple(remedies))
+    changes = {
+        'rollout.dtype = "bfloat16"': width == 4,
+        "rollout.tensor_parallel: more": rollout.engine == "vllm",
+        "rollout.max_context: less": True,
+    }
+    remedies = tuple(change for change, helps in changes.items() if helps)
+    return ProcessPlan("rollout worker", parts, host, remedies)

@@ -64,8 +64,6 @@ class ListedEvent:
     fields: dict[str, Any]
     noticed: str
     """How a fault was noticed."""
-    mesh_s: float | None = None
-    """Time from a fault until the next mesh epoch was formed."""
     commit_s: float | None = None
     """Time from a fault until the next step was committed."""
 
@@ -163,9 +161,7 @@ class EventHistory:
             fields = {"step": record["step"], "reward_mean": reward}
         elif kind == EventType.RUN_STARTED:
             fields = {}
-        # Earlier releases had no word for what happens at every step.
         severity = Severity(record.get("severity") or Severity.INFO)
-        severity = Severity.ROUTINE if kind == EventType.STEP_COMMITTED else severity
         noticed = _NOTICED.get(str(record.get("how") or record.get("reason") or ""), "")
         took_over = severity.is_fault and kind == EventType.TERM_BEGUN
         return ListedEvent(
@@ -199,10 +195,6 @@ class EventHistory:
             self.checkpoints = [c for c in self.checkpoints if c.step <= self.step]
             if not self.checkpoints and record.get("checkpoint_path"):
                 self._save(record, str(record["checkpoint_path"]), event.t)
-        elif event.type == EventType.MESH_FORMED:
-            for fault in self._open:
-                if fault.mesh_s is None and fault.type != EventType.TERM_BEGUN:
-                    fault.mesh_s = round(event.t - fault.t, 3)
         elif event.type == EventType.CHECKPOINT_RECORDED:
             self._save(record, str(record.get("path", "")), event.t)
         elif event.type == EventType.CHECKPOINT_VOIDED:

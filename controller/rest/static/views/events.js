@@ -22,7 +22,6 @@ export function eventItem(e) {
   item.append(make("span", "what", e.text));
   const more = [];
   if (e.noticed) more.push(`Noticed because ${e.noticed}.`);
-  if (e.mesh_s !== null) more.push(`The mesh was formed again ${seconds(e.mesh_s)} later.`);
   if (e.commit_s !== null) more.push(`The next step was committed ${seconds(e.commit_s)} later.`);
   if (more.length) item.append(make("p", "more", more.join(" ")));
   return item;
@@ -34,7 +33,7 @@ export async function events() {
   const filter = $("events-filter").value.trim().toLowerCase();
   const matches = (e) => !filter || e.text.toLowerCase().includes(filter);
   const shown = found.events.filter(matches).reverse();
-  const mark = JSON.stringify(shown.map((e) => [e.id, e.mesh_s, e.commit_s]));
+  const mark = JSON.stringify(shown.map((e) => [e.id, e.commit_s]));
   if (mark === shownMark) return;
   shownMark = mark;
   $("events-list").replaceChildren(...shown.map(eventItem));
