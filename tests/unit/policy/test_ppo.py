@@ -399,7 +399,7 @@ def test_a_group_of_one_is_enough_for_ppo_and_not_for_grpo():
     assert make_config(train={"algorithm": "ppo"}, rollout=rollout).rollout.group_size == 1
     with pytest.raises(ValidationError, match=r"group_size = 1.*train.algorithm = ppo"):
         make_config(train={"algorithm": "grpo"}, rollout=rollout)
-    with pytest.raises(ValidationError, match="filter_uninformative = false"):
+    with pytest.raises(ValidationError, match=r"train.filter_uninformative .* set it to false"):
         make_config(train={"algorithm": "ppo", "filter_uninformative": True}, rollout=rollout)
 
 
