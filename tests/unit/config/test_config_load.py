@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.config import Config, ConfigError, fleet_digest, load_config, to_toml
 from paceline.config.load import field_lines, unknown_setting
+from paceline.config.schema import AUTO_FANOUT
 
 MINIMAL = '[model]\npath = "m"\n\n[data]\npath = "d"\n'
 
@@ -33,11 +34,6 @@ def test_the_default_age_of_tokens_is_generous(tmp_path: Path, staleness: int, a
     assert config.train.late_groups == "train" and config.train.token_age == age
     config = load_config(path, [f"train.max_staleness={staleness}", "train.max_token_age=5"])
     assert config.train.token_age == 5
-
-
-def test_an_age_that_masks_what_admission_allows_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    said = refusal(tmp_path, MINIMAL, "train.max_staleness=4", "train.max_token_age=3")
-    assert "train.max_token_age = 3" in said and "set it to at least 4" in said
 
 
 def test_overrides_are_typed_values_or_plain_text(tmp_path: Path) -> None:
@@ -80,7 +76,6 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
 
 REFUSED = [
     ("[train]\nstepz = 3\n", "line 7: train.stepz is not a setting. Did you mean train.steps?"),
-    ("[run]\nlr = 3\n", "line 7: run.lr is not a setting. Did you mean train.optimizer.lr?"),
     ("[raing]\na = 1\n", "line 6: raing is not a setting"),
     ("[train]\n\nsteps = 0\n", "line 8: train.steps = 0: input should be greater"),
     ("[fleet]\nlease_ttl_s = 0.5\n", "line 7: fleet.lease_ttl_s must be at least twice"),
@@ -111,11 +106,8 @@ REFUSED_OVERRIDES = [
     ("train=3", r"--set train=3: train = 3: it is a section. Write \[train\]"),
     ("train", "--set train: write it as section.field=value"),
     ("auth.tls_cert=a", "--set auth.tls_cert=a: auth.tls_cert and auth.tls_key go together"),
-    ("rollout.temperature=inf", "input should be a finite number"),
     ("reward.functions={exact_match=nan}", "--set reward.functions={exact_match=nan}: "),
-    ("train.optimizer.betas=[1.5, 0.9]", "train.optimizer.betas = 1.5: input should be less than"),
     ("train.loss.mask_ratio_token=[2.0, 0.5]", r"= \[2.0, 0.5\]: the lower bound is above"),
-    ("train.loss.mask_ratio_token=[-1, 0.5]", "input should be greater than or equal to 0"),
     ("rollout.group_size=1", "--set rollout.group_size=1: rollout.group_size = 1: an adv"),
     ("data.answer_field=none", "exact_match compares with the answer: set data.answer_field"),
 ]
@@ -128,6 +120,21 @@ REFUSED_OVERRIDES = [
         *((MINIMAL, (override,), said) for override, said in REFUSED_OVERRIDES),
         ("lr = 3\n" + MINIMAL, (), "line 1: lr is not a setting. Did you mean train.optimizer.lr?"),
         ("train = 5\n" + MINIMAL, (), r"line 1: .*it is a section. Write \[train\]"),
+        (
+            MINIMAL,
+            ("train.max_staleness=4", "train.max_token_age=3"),
+            "train.max_token_age = 3.*set it to at least 4",
+        ),
+        (
+            MINIMAL,
+            ("data.curriculum=success_rate", "train.algorithm=ppo", "rollout.group_size=1"),
+            "data.curriculum .*rollout.group_size = 1",
+        ),
+        (
+            MINIMAL,
+            ("train.algorithm=online_dpo", "rollout.group_size=1"),
+            "rollout.group_size = 1: set it to 2 or more",
+        ),
         ('[data]\npath = "d"\n', (), r"model is missing. Add a section \[model\] with path"),
     ],
 )
@@ -145,7 +152,6 @@ def test_a_refusal_names_field_place_and_remedy(
         ("", "an empty name is not a setting. The sections are run, model"),
         ("train", "train is not a setting"),
         ("lr", "Did you mean train.optimizer.lr?"),
-        ("train.lrr", "Did you mean train.optimizer.lr?"),
         (
             "train.optimizer.lr.x",
             "train.optimizer.lr.x is not a setting. Settings of [train.optimizer]",
@@ -224,13 +230,18 @@ def test_any_text_survives_toml(name: str, stops: list[str]) -> None:
     assert read == config
 
 
-def test_a_curriculum_needs_completions_to_compare() -> None:
-    sections = {
-        "model": {"path": "m"},
-        "data": {"path": "d", "curriculum": "success_rate"},
-        "train": {"algorithm": "ppo"},
-        "rollout": {"group_size": 1},
-    }
-    with pytest.raises(ValueError, match=r"data.curriculum .*rollout.group_size = 1"):
-        Config.model_validate(sections)
-    assert Config.model_validate({**sections, "rollout": {"group_size": 2}}).data.curriculum
+@pytest.mark.parametrize(
+    ("overrides", "fanout", "through_host"),
+    [
+        ([], 0, False),
+        (["rollout.engine=vllm"], AUTO_FANOUT, True),
+        (["rollout.engine=vllm", "rollout.relay_fanout=0"], 0, True),
+        (["rollout.engine=package.module:Engine"], 0, False),
+        (["rollout.relay_fanout=1"], 1, True),
+    ],
+)
+def test_weights_are_relayed_where_they_go_through_host_memory_in_any_case(
+    tmp_path: Path, overrides: list[str], fanout: int, through_host: bool
+) -> None:
+    config = load_config(write(tmp_path, MINIMAL), overrides)
+    assert (config.relay_fanout, config.weights_through_host) == (fanout, through_host)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.load import ConfigError, fleet_digest, load_config, to_toml
+from paceline.config.load import ConfigError, fleet_digest, load_config
 from paceline.config.schema import Config
 
 BASE = """
@@ -32,20 +32,16 @@ def load(tmp_path: Path, text: str) -> Config:
             ["no set 'maths'", "held_out, math"],
         ),
         ('[evaluation]\nbest_metric = "math/pass@3"\n' + MATH, ["samples = 1", "math/pass@1"]),
-        ('[evaluation]\nbest_metric = "math/maj@1"\n' + MATH, ["samples = 1", "raise samples"]),
         ('[evaluation]\nbest_metric = "math/tokens"\n' + MATH, ["no such metric", "math/reward"]),
         ('[evaluation]\nbest_metric = "reward"\n' + MATH, ["no set 'reward'", "SET/METRIC"]),
         (MATH + "samples = 4\ngreedy = true\n", ["evaluation.sets.math", "equal", "samples = 1"]),
         (MATH + "temperature = 0.5\n", ["temperature has no effect", "greedy = false"]),
         (MATH + "sampels = 4\n", ["line 9", "evaluation.sets.math.sampels", "math.samples?"]),
-        ("[evaluation.sets.math]\nsamples = 2\n", ["evaluation.sets.math.path is missing"]),
         ('[evaluation.sets.held_out]\npath = "x"\n', ["data.eval_path is the set of that name"]),
-        ('[evaluation.sets."a/b"]\npath = "x"\n', ["evaluation.sets.a/b", "should match pattern"]),
         (
             'prompt_template = "{q}"\n' + MATH + 'prompt_field = "q"\n',
             ["evaluation.sets.math.prompt_field", "data.prompt_template"],
         ),
-        (MATH + "samples = 2000\n", ["samples = 2000", "1024"]),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(
@@ -87,10 +83,3 @@ def test_samples_vote_on_what_the_reward_reads(tmp_path: Path, reward: str, vote
     config = load(tmp_path, MATH + f'samples = 8\nreward = ["{reward}"]\n')
     (each,) = config.evaluation.sets.values()
     assert each.votes(config.reward) == vote
-
-
-def test_sets_survive_the_way_through_toml(tmp_path: Path) -> None:
-    config = load(tmp_path, MATH + 'samples = 8\nreward = ["math_verify"]\n')
-    copy = tmp_path / "copy.toml"
-    copy.write_text(to_toml(config))
-    assert load_config(copy) == config

@@ -9,21 +9,15 @@ from pydantic import ValidationError
 
 from paceline.config.schema import Config
 from paceline_launcher.preflight.earlier_run import config_warnings
+from tests.fixtures.configs import config_of
 
 MODEL = {"kind": "reward_model", "path": "/rm"}
 LOGPROBS = {"kind": "logprobs", "path": "/large"}
 
 
 def config(scorer: dict[str, Any], **sections: Any) -> Config:
-    return Config.model_validate(
-        {
-            "model": {"path": "/m"},
-            "data": {"path": "rows.jsonl"},
-            "reward": {"functions": ["exact_match"]},
-            "scorers": {"helpful": scorer},
-            **sections,
-        }
-    )
+    reward = {"reward": {"functions": ["exact_match"]}}
+    return config_of(scorers={"helpful": scorer}, **reward | sections)
 
 
 def warned(of: Config) -> list[str]:
@@ -32,31 +26,25 @@ def warned(of: Config) -> list[str]:
     return [check.found for check in found if "scorers.helpful" in check.found]
 
 
-@pytest.mark.parametrize("scorer", [MODEL, LOGPROBS])
-def test_a_scorer_that_nothing_uses_is_named(scorer: dict[str, Any]) -> None:
-    assert len(warned(config(scorer))) == 1
+TRUTH = {"path": "rows.jsonl", "reward": ["scorer:helpful"]}
 
 
 @pytest.mark.parametrize(
-    ("scorer", "sections"),
+    ("scorer", "sections", "count"),
     [
-        (MODEL, {"reward": {"functions": ["scorer:helpful"]}}),
-        (
-            MODEL,
-            {
-                "evaluation": {
-                    "sets": {"truth": {"path": "rows.jsonl", "reward": ["scorer:helpful"]}}
-                }
-            },
-        ),
-        (LOGPROBS, {"train": {"loss": {"reference": "scorer:helpful", "kl_coef": 0.1}}}),
-        (LOGPROBS, {"train": {"algorithm": "distill"}, "objective": {"teacher": "helpful"}}),
-        (LOGPROBS, {"train": {"algorithm": "mine:Objective"}}),
+        (MODEL, {}, 1),
+        (LOGPROBS, {}, 1),
+        (MODEL, {"reward": {"functions": ["scorer:helpful"]}}, 0),
+        (MODEL, {"evaluation": {"sets": {"truth": TRUTH}}}, 0),
+        (LOGPROBS, {"train": {"loss": {"reference": "scorer:helpful", "kl_coef": 0.1}}}, 0),
+        (LOGPROBS, {"train": {"algorithm": "distill"}, "objective": {"teacher": "helpful"}}, 0),
+        (LOGPROBS, {"train": {"algorithm": "mine:Objective"}}, 0),
     ],
-    ids=["reward", "evaluation", "reference", "teacher", "objective of a user"],
 )
-def test_a_scorer_in_use_is_not_named(scorer: dict[str, Any], sections: dict[str, Any]) -> None:
-    assert warned(config(scorer, **sections)) == []
+def test_a_scorer_is_named_if_nothing_uses_it(
+    scorer: dict[str, Any], sections: dict[str, Any], count: int
+) -> None:
+    assert len(warned(config(scorer, **sections))) == count
 
 
 @pytest.mark.parametrize("count", [0, {"helpful": 0}])

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline import worker_pools
-from paceline.config.schema import Config
+from tests.fixtures.configs import config_of
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,10 @@ def test_a_workers_name_tells_its_pool(role: str, scorer: str, pool: str, worker
 )
 def test_each_scorer_is_a_pool_of_its_own(counts: object, helpful: int, short: int) -> None:
     model = {"kind": "reward_model", "path": "/rm"}
-    config = Config.model_validate(
-        {
-            "model": {"path": "/m"},
-            "data": {"path": "rows.jsonl"},
-            "reward": {"functions": ["scorer:helpful", "scorer:short"]},
-            "scorers": {"short": model, "helpful": model},
-            "fleet": {"policy": 1, "rollout": 4, "scorers": counts},
-        }
+    config = config_of(
+        reward={"functions": ["scorer:helpful", "scorer:short"]},
+        scorers={"short": model, "helpful": model},
+        fleet={"policy": 1, "rollout": 4, "scorers": counts},
     )
     assert worker_pools.desired_workers(config) == {
         "policy": 1,

@@ -69,12 +69,3 @@ def test_a_prompt_that_no_row_can_give_is_refused_at_the_start(tmp_path):
     check_rows(rows, data())
     with pytest.raises(DataError, match=r"rows.jsonl: first row: .*set data.chat = true"):
         check_rows(rows, data(system_prompt="Be brief."))
-    with pytest.raises(DataError, match="no field 'question'"):
-        check_rows(rows, data(prompt_field="question"))
-
-
-def test_a_placeholder_without_a_field_is_refused_at_the_start(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "hi", "answer": "x"}\n')
-    with pytest.raises(DataError, match=r"no field 'topic'.*data.prompt_template takes"):
-        check_rows(load_rows(path), data(prompt_template="{topic}: {prompt}"))

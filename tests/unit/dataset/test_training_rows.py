@@ -14,6 +14,7 @@ from paceline.config.sections.training import DataConfig
 from paceline.dataset.row_source import DataError
 from paceline.dataset.training_rows import open_training_rows
 from paceline.errors import BadInput
+from tests.fixtures.configs import config_of
 from tests.unit.dataset.test_rows_of_leases import Leased
 
 
@@ -94,17 +95,11 @@ HEAD = '[model]\npath = "m"\n'
     [
         ("[data]\n", "data.path and data.sources are both missing"),
         ('[data]\npath = "x"\n[data.sources.a]\npath = "y"\n', "are both set"),
-        ('[data.sources.a]\npath = "y"\nweight = -1\n', r"data.sources.a.weight = -1"),
         ('[data.sources.a]\npath = "y"\nweight = 0\n', "data.sources: all weights are 0"),
         (
             '[data.sources.a]\npath = "y"\nweight = 1\n[data.sources.b]\npath = "z"\n',
             "data.sources.b.weight is missing",
         ),
-        (
-            '[data.sources.a]\npath = "y"\ncolour = "red"\n',
-            "data.sources.a.colour is not a setting",
-        ),
-        ("[data.sources.a]\nweight = 1.0\n", "data.sources.a.path is missing"),
         ('[[data.sources]]\npath = "y"\nweight = -1\n', "data.sources.source_0.weight = -1"),
         (
             '[data]\npath = "x"\nprompt_template = "hello"\n',
@@ -120,7 +115,6 @@ HEAD = '[model]\npath = "m"\n'
             '[data]\npath = "x"\n[train]\nmax_samples = 8\n',
             "train.max_samples = 8 is less than one step",
         ),
-        ('[data]\npath = "x"\n[train]\nepochs = 0\n', "train.epochs = 0: input should be greater"),
     ],
 )
 def test_bad_settings_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -136,7 +130,9 @@ def test_sources_survive_the_toml_of_the_run_directory(tmp_path: Path, sources: 
         "prompt_suffix": " =",
         "chat_template_args": {"enable_thinking": False},
     }
-    config = Config.model_validate({"model": {"path": "/m"}, "data": data, "train": {"epochs": 2}})
+    math = {"path": "math.jsonl", "samples": 8, "reward": ["math_verify"]}
+    more = {"train": {"epochs": 2}, "evaluation": {"sets": {"math": math}}}
+    config = Config.model_validate({"model": {"path": "/m"}, "data": data, **more})
     (tmp_path / "run.toml").write_text(to_toml(config))
     assert load_config(tmp_path / "run.toml") == config
 
@@ -145,8 +141,6 @@ def test_sources_survive_the_toml_of_the_run_directory(tmp_path: Path, sources: 
     ("train", "rows", "steps"),
     [
         ({}, 10, 100),
-        ({"steps": 7}, 10, 7),
-        ({"epochs": 1, "groups_per_step": 8}, 32, 4),
         ({"epochs": 1, "groups_per_step": 8}, 33, 5),
         ({"epochs": 0.1, "groups_per_step": 1}, 30, 3),
         ({"epochs": 0.01, "groups_per_step": 8}, 33, 1),
@@ -155,21 +149,14 @@ def test_sources_survive_the_toml_of_the_run_directory(tmp_path: Path, sources: 
     ],
 )
 def test_the_steps_follow_from_epochs_and_samples(train: dict, rows: int, steps: int) -> None:
-    config = Config.model_validate(
-        {
-            "model": {"path": "/"},
-            "data": {"path": "x"},
-            "train": train,
-            "rollout": {"group_size": 8},
-        }
-    )
+    config = config_of(train=train, rollout={"group_size": 8})
     assert run_steps(config, rows) == steps
     assert length_in_words(config, rows).startswith(f"{steps} steps of ")
 
 
 def test_a_warm_up_longer_than_the_epochs_is_refused() -> None:
     train = {"epochs": 1, "groups_per_step": 8, "optimizer": {"warmup_steps": 5}}
-    config = Config.model_validate({"model": {"path": "/"}, "data": {"path": "x"}, "train": train})
+    config = config_of(train=train)
     with pytest.raises(
         BadInput, match="warmup_steps = 5 is larger than the run, which has 4 steps"
     ):

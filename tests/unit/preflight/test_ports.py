@@ -12,6 +12,7 @@ from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.rpc.addresses import free_ports
 from paceline_launcher.preflight.findings import Start
 from paceline_launcher.preflight.network import ports as check_ports
+from tests.fixtures.configs import config_of
 
 
 def test_ports_are_out_of_reach_of_outgoing_connections():
@@ -20,10 +21,6 @@ def test_ports_are_out_of_reach_of_outgoing_connections():
     ports = free_ports("127.0.0.1", 20)
     assert len(set(ports)) == 20
     assert max(ports) < first_ephemeral or first_ephemeral <= 11240
-
-
-def config_of(**sections: dict[str, Any]) -> Config:
-    return Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, **sections})
 
 
 def failures(config: Config, run_dir: Path) -> list[str]:

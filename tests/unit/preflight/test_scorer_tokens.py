@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.config.model_files import difference
-from paceline.config.schema import Config
 from paceline_launcher.preflight.models import model_problems
 from testbed.tiny_model import make_tiny_model
+from tests.fixtures.configs import config_of
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +26,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def problems(models: Path, scorer: str, kind: str) -> list[tuple[str, str]]:
-    config = Config.model_validate(
-        {
-            "model": {"path": str(models / "model")},
-            "data": {"path": "rows.jsonl"},
-            "rollout": {"max_tokens": 8},
-            "scorers": {"helpful": {"kind": kind, "path": str(models / scorer)}},
-        }
+def problems(models: Path, scorer: str, kind: str, max_tokens: int = 8) -> list[tuple[str, str]]:
+    config = config_of(
+        model={"path": str(models / "model")},
+        rollout={"max_tokens": max_tokens},
+        scorers={"helpful": {"kind": kind, "path": str(models / scorer)}},
     )
     return list(model_problems(config))
 
@@ -50,6 +47,8 @@ def test_a_scorer_of_another_tokenizer_is_refused_before_anything_starts(
 
 def test_a_scorer_of_the_same_tokenizer_is_taken(models: Path) -> None:
     assert problems(models, "same", "reward_model") == []
+    ((_, remedy),) = problems(models, "same", "reward_model", max_tokens=1 << 17)
+    assert remedy.startswith("Lower it below")
 
 
 def test_a_model_that_this_machine_has_not_is_left_to_its_scorer(models: Path) -> None:
