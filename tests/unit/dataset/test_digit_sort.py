@@ -10,9 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.digit_sort import make_data, warm_start
 from examples.digit_sort.reward import sorted_exactly
-from paceline.config.load import load_config
-from paceline.dataset.rows import load_rows
-from paceline.dataset.training_rows import check_rows
 
 HERE = Path(make_data.__file__).parent
 MODEL = HERE / "model-0.1M"
@@ -58,15 +55,6 @@ def test_the_warm_start_leaves_reinforcement_learning_something_to_do():
     assert 0.5 <= right / len(rows) <= 0.65
     fresh = warm_start.exact_match(model, random.Random("fresh"), 1024)
     assert 0.5 <= fresh <= 0.65
-
-
-def test_the_configuration_is_asynchronous_and_its_data_is_usable(monkeypatch):
-    monkeypatch.chdir(HERE.parent.parent)
-    config = load_config(HERE / "digit_sort.toml")
-    assert config.train.max_staleness >= 1
-    assert (config.fleet.controllers, config.fleet.policy, config.fleet.rollout) == (2, 2, 2)
-    for path in (config.data.path, config.data.eval_path):
-        check_rows(load_rows(path), config.data)
 
 
 @pytest.mark.parametrize(

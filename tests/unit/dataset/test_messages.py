@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from paceline.dataset.messages import BadMessage, normal_message
-from paceline.dataset.rows import DataError, load_rows
+from paceline.dataset.rows import load_rows
 
 PARTS = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]
 CALL = [{"type": "function", "function": {"name": "f", "arguments": {"query": "a"}}}]
@@ -63,18 +63,8 @@ def test_linked_directories_are_followed(tmp_path: Path) -> None:
     for folder in ("data", "more"):
         (tmp_path / folder / "rows.jsonl").write_text('{"p": 1}\n')
     (tmp_path / "data" / "linked").symlink_to(tmp_path / "more")
+    # A description beside the data is no row.
+    (tmp_path / "data" / "dataset_infos.json").write_text('{"default": {}}')
     assert len(load_rows(tmp_path / "data")) == 2
     (tmp_path / "more" / "back").symlink_to(tmp_path / "data")
     assert len(load_rows(tmp_path / "data")) == 2, "a link that leads back adds nothing"
-
-
-def test_descriptions_beside_the_data_are_not_rows(tmp_path: Path) -> None:
-    (tmp_path / "dataset_infos.json").write_text('{"default": {}}')
-    (tmp_path / "rows.jsonl").write_text('{"p": 1}\n')
-    assert len(load_rows(tmp_path)) == 1
-
-
-def test_a_parquet_file_without_rows_is_named(tmp_path: Path) -> None:
-    parquet.write_table(pa.table({"a": pa.array([], pa.string())}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: has no rows"):
-        load_rows(tmp_path)

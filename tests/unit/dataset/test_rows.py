@@ -140,34 +140,24 @@ def test_text_that_cannot_be_encoded_is_named_with_its_line(tmp_path, row):
     assert str(error.value).startswith(f"{path}:2: half a surrogate pair")
 
 
-def test_escaped_pairs_are_text(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(rb'{"prompt": "\ud83d\ude00", "answer": "\uD83D\uDE00"}' + b"\n")
-    assert load_rows(path)[0] == {"prompt": "\U0001f600", "answer": "\U0001f600"}
-
-
-def test_a_pretty_printed_json_array_is_refused_with_the_remedy(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps(ROWS[:2], indent=2))
-    with pytest.raises(DataError, match="one JSON object per line is expected"):
-        load_rows(path)
-
-
 def test_blank_lines_and_a_missing_last_newline_change_no_row(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('\n{"a": 1}\n\n  \n{"a": "\u00e9\u2028"}', encoding="utf-8")
+    text = '\n{"a": "\\ud83d\\ude00"}\n\n  \n{"a": "\u00e9\u2028"}'
+    path.write_text(text, encoding="utf-8")
     rows = load_rows(path)
-    assert [rows[0], rows[1]] == [{"a": 1}, {"a": "\u00e9\u2028"}]
+    assert [rows[0], rows[1]] == [{"a": "\U0001f600"}, {"a": "\u00e9\u2028"}], "a pair is text"
 
 
 def test_what_cannot_be_used_is_refused_in_one_clear_line(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "list.json").write_text(json.dumps(ROWS[:2], indent=2))
     (tmp_path / "rows.csv").write_text("a,b\n")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     (tmp_path / "nothing").mkdir()
     cases = {
         "missing.jsonl": "no such file or directory",
         "empty.jsonl": "has no rows",
+        "list.json": "one JSON object per line is expected",
         "rows.csv": "unknown kind of file; expected .jsonl",
         "bad.parquet": "not usable as Parquet",
         "nothing": "no files ending in .jsonl",
@@ -187,13 +177,10 @@ def test_files_of_another_split_are_never_mixed_in(tmp_path):
     assert len(load_rows(tmp_path, split="test")) == 100
     with pytest.raises(DataError, match="no files of the split 'dev'; splits there: test, train"):
         load_rows(tmp_path, split="dev")
-
-
-def test_a_missing_split_of_a_saved_data_set_is_refused(tmp_path):
-    path = saved_splits(tmp_path)
-    assert len(load_rows(path, split="test")) == 5
+    saved = saved_splits(tmp_path / "other")
+    assert len(load_rows(saved, split="test")) == 5
     with pytest.raises(DataError, match="no split 'dev'; splits there: train, test"):
-        load_rows(path, split="dev")
+        load_rows(saved, split="dev")
 
 
 def test_values_json_cannot_hold_are_made_plain(tmp_path):

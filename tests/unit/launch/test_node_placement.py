@@ -15,15 +15,7 @@ from paceline_launcher.node_placement import (
     gpus_of_worker,
     nodes_needed,
 )
-
-
-def config_of(**sections: dict[str, Any]) -> Config:
-    given: dict[str, dict[str, Any]] = {
-        "run": {"name": "r"},
-        "model": {"path": "m"},
-        "data": {"path": "d"},
-    }
-    return Config.model_validate(given | sections)
+from tests.fixtures.configs import config_of
 
 
 def placed(config: Config, nodes: int, gpus: int = 0) -> list[dict[str, tuple[int, ...]]]:

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import paceline.memory_plan as memory_plan_module
-from paceline.config.schema import Config
+from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline.memory_plan import activation_bytes, memory_plan, named_gpu
 from paceline.model_shape import read_shape, shape_of
@@ -18,7 +18,7 @@ from paceline_launcher.preflight.machine import gpu_memory
 from policy_worker.model import attention
 from policy_worker.step import optimizer as moments
 from policy_worker.step.optimizer import build_optimizer
-from testbed.nested_settings import nested_sections
+from tests.fixtures.configs import config_of
 
 SIZES = {"qwen3": (3, 128), "llama": (5, 256)}
 QWEN3_06B = {
@@ -45,12 +45,7 @@ QWEN25_72B = {
 
 
 def settings(**sections):
-    base = {"model": {"path": "unused", "dtype": "float32"}, "data": {"path": "unused"}}
-    return Config.model_validate(
-        nested_sections(
-            {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
-        )
-    )
+    return config_of(**sections | {"model": {"dtype": "float32", **sections.get("model", {})}})
 
 
 def random_config(family):
@@ -125,17 +120,6 @@ def test_published_models_have_their_number_of_parameters(numbers, family, count
     assert shape_of(AutoConfig.for_model(family, **numbers), "bfloat16").parameters == count
 
 
-def test_what_cannot_fit_is_refused_with_the_setting_that_helps(tmp_path):
-    AutoConfig.for_model("qwen2", **QWEN25_7B).save_pretrained(tmp_path)
-    given = {"path": str(tmp_path), "dtype": "bfloat16", "gradient_checkpointing": True}
-    small, large = named_gpu("h100-80g"), named_gpu("400g")
-
-    refused = list(gpu_memory(settings(model=given), small))
-    assert [check.state for check in refused] == ["fail"]
-    assert "policy rank" in refused[0].found and "fleet.policy_ranks" in refused[0].remedy
-    assert [check.state for check in gpu_memory(settings(model=given), large)] == ["ok"]
-
-
 def test_more_ranks_divide_the_state_and_not_the_rows():
     shape = shape_of(random_config("qwen3"), "float32")
     one = memory_plan(settings(), shape)[0].gpu
@@ -173,45 +157,32 @@ def test_weights_that_stay_gathered_are_counted_once_and_have_a_remedy():
     assert not any("reshard_after_forward" in remedy for remedy in again.remedies)
 
 
-def test_what_is_offloaded_is_on_the_host_and_no_longer_on_the_device():
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("offload_optimizer", "optimizer moments"),
+        ("offload_frozen", "reference"),
+        ("offload_activations", "activations"),
+        ("offload_publishing", "published weights"),
+    ],
+)
+def test_what_is_offloaded_is_on_the_host_and_no_longer_on_the_device(setting, part):
     shape = shape_of(random_config("qwen3"), "float32")
-    given = {"kl_coef": 0.1}
+    model, whole = {"gradient_checkpointing": True}, 4 * shape.parameters
     here, there = (
-        memory_plan(settings(train=given | more), shape)[0]
-        for more in ({}, {"offload_optimizer": True, "offload_frozen": True})
+        memory_plan(settings(model=model, train={"kl_coef": 0.1, setting: given}), shape)[0]
+        for given in (False, True)
     )
-    assert there.host["optimizer moments"] == here.gpu["optimizer moments"]
-    assert there.host["reference"] == here.gpu["reference"] == 4 * shape.parameters
-    assert not {"optimizer moments", "reference"} & there.gpu.keys()
+    moved = there.host[part]
+    assert here.gpu[part] - there.gpu.get(part, 0) == moved
+    # Activations leave the device one block to compute again.
+    assert (part in there.gpu) == (part == "activations")
+    inputs = 4 * 8192 * shape.hidden * shape.layers
+    sizes = {"reference": whole, "activations": inputs, "published weights": 2 * whole}
+    assert moved == sizes.get(part, moved)
+    assert any(setting in remedy for remedy in here.remedies)
+    assert not any(setting in remedy for remedy in there.remedies)
     assert memory_plan_module.MOMENTS_BUCKET == 2 * 4 * moments.BUCKET
-    for remedy in ("train.memory.offload_optimizer", "train.memory.offload_frozen"):
-        assert any(remedy in one for one in here.remedies)
-        assert not any(remedy in one for one in there.remedies)
-
-
-def test_offloaded_activations_leave_the_device_one_block_to_compute_again():
-    shape = shape_of(random_config("qwen3"), "float32")
-    model = {"gradient_checkpointing": True}
-    here, there = (
-        memory_plan(settings(model=model, train={"offload_activations": given}), shape)[0]
-        for given in (False, True)
-    )
-    moved = there.host["activations"]
-    assert moved == 4 * 8192 * shape.hidden * shape.layers
-    assert here.gpu["activations"] - there.gpu["activations"] == moved
-    assert any("offload_activations" in remedy for remedy in here.remedies)
-    assert not any("offload_activations" in remedy for remedy in there.remedies)
-
-
-def test_published_weights_are_two_copies_where_they_are_kept():
-    shape = shape_of(random_config("qwen3"), "float32")
-    here, there = (
-        memory_plan(settings(train={"offload_publishing": given}), shape)[0]
-        for given in (False, True)
-    )
-    assert here.gpu["published weights"] == 2 * 4 * shape.parameters
-    assert there.host["published weights"] == here.gpu["published weights"]
-    assert "published weights" not in there.gpu
 
 
 def test_ranks_divide_what_is_published():
@@ -236,6 +207,9 @@ def test_command_says_by_part_what_does_not_fit(tmp_path):
     run = tmp_path / "run.toml"
     run.write_text(f'[model]\npath = "{tmp_path}/model"\n[data]\npath = "unused"\n')
     given = ["plan", "memory", str(run), "--json", "--gpu"]
+    (check,) = gpu_memory(load_config(run), named_gpu("h100-80g"))
+    assert check.state == "fail" and "policy rank" in check.found
+    assert "fleet.policy_ranks" in check.remedy
 
     found = CliRunner().invoke(app, [*given, "h100-80g"])
     assert found.exit_code == 1

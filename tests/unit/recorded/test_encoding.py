@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
-from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
+from paceline.prompt_tokenizer import BadPrompt
 from paceline.v1 import rollout_pb2
-from tests.fixtures.chat_model import FORGETFUL, MARKED, PLAIN, make_chat_model
-
-CHAT = [
-    {"role": "user", "content": "2+2"},
-    {"role": "assistant", "content": "4"},
-    {"role": "user", "content": "and 1"},
-    {"role": "assistant", "content": "5"},
-]
+from tests.fixtures.chat_model import (
+    CHAT,
+    FORGETFUL,
+    MARKED,
+    PLAIN,
+    encoder_of,
+    make_chat_model,
+    trained_ids,
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,29 +29,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_chat_model(root / name, text) for name, text in templates.items()}
 
 
-def encoder(model: Path, rollout: dict[str, Any] | None = None, **data: Any) -> RowEncoder:
-    algorithm = "examples.own_objective.leave_one_out:LeaveOneOut"
-    config = Config.model_validate(
-        {
-            "model": {"path": str(model)},
-            "data": {"path": "d", **data},
-            "train": {"algorithm": algorithm},
-            "rollout": {"source": "recorded", **(rollout or {})},
-        }
-    )
-    return RowEncoder(config, PromptTokenizer(config))
-
-
 def shown(encoder: RowEncoder, completion: rollout_pb2.Completion) -> tuple[str, str]:
     """The text, and the text of the trained tokens alone."""
-    tokens = np.frombuffer(completion.tokens, "<i4").tolist()
-    mask = completion.loss_mask or bytes([1]) * len(tokens)
-    return completion.text, encoder._tokenizer.decode_all(list(compress(tokens, mask)))
+    return completion.text, encoder._tokenizer.decode_all(trained_ids(completion))
 
 
 @pytest.mark.parametrize("model", ["plain", "marked"])
 def test_only_the_turns_of_the_assistant_are_trained(models: dict[str, Path], model: str) -> None:
-    rows = encoder(models[model], messages_field="messages")
+    rows = encoder_of(models[model], messages_field="messages")
     row = rows.encode({"messages": CHAT})
     assert row.prompt_text == "[user]2+2<eos>\n[assistant]"
     whole, trained = shown(rows, row.completions[0])
@@ -64,7 +47,7 @@ def test_only_the_turns_of_the_assistant_are_trained(models: dict[str, Path], mo
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
 def test_arguments_of_the_chat_template_reach_recorded_chats(tmp_path: Path, template: str) -> None:
     model = make_chat_model(tmp_path / "model", "{% if loud %}LOUD {% endif %}" + template)
-    rows = encoder(model, messages_field="messages", chat_template_args={"loud": True})
+    rows = encoder_of(model, messages_field="messages", chat_template_args={"loud": True})
     row = rows.encode({"messages": CHAT})
     assert row.prompt_text == "LOUD [user]2+2<eos>\n[assistant]"
     assert shown(rows, row.completions[0])[1] == "4<eos>5<eos>"
@@ -73,33 +56,32 @@ def test_arguments_of_the_chat_template_reach_recorded_chats(tmp_path: Path, tem
 def test_a_template_that_rewrites_past_turns_is_refused_with_the_remedy(
     models: dict[str, Path],
 ) -> None:
-    rows = encoder(models["forgetful"], messages_field="messages")
+    rows = encoder_of(models["forgetful"], messages_field="messages")
     past = [
         {**m, "content": f" {m['content']}"} for m in CHAT
     ]  # it trims answers, so texts still agree
     assert rows.encode({"messages": past}).completions
     generous = FORGETFUL.replace("m.role == 'assistant'", "m.role == 'assistant' and not loop.last")
     path = make_chat_model(models["forgetful"].parent / "generous", generous)
-    rows = encoder(path, messages_field="messages")
+    rows = encoder_of(path, messages_field="messages")
     thought = [*CHAT[:1], {"role": "assistant", "content": "hm|4"}, *CHAT[2:]]
     with pytest.raises(BadPrompt, match="one row for each turn") as caught:
         rows.encode({"messages": thought})
     assert caught.value.reason == "malformed_row"
     answer = {"prompt": CHAT[:3], "last": "hm|5"}
-    rows = encoder(path, completion_field="last")
+    rows = encoder_of(path, completion_field="last")
     assert rows.encode(answer).completions[0].text == "hm|5<eos>"
 
 
 def test_a_text_gets_one_end_and_all_of_it_is_trained(models: dict[str, Path]) -> None:
-    rows = encoder(models["plain"], completion_field="answer")
+    rows = encoder_of(models["plain"], completion_field="answer")
     for answer in ("4", "4<eos>"):
         row = rows.encode({"prompt": "2+2=", "answer": answer})
-        assert row.prompt_text == "2+2="
         assert shown(rows, row.completions[0]) == ("4<eos>", "4<eos>")
 
 
 def test_both_completions_of_a_pair_follow_the_same_tokens(models: dict[str, Path]) -> None:
-    rows = encoder(models["plain"], chosen_field="good", rejected_field="bad", margin_field="by")
+    rows = encoder_of(models["plain"], chosen_field="good", rejected_field="bad", margin_field="by")
     group = rows.encode({"good": CHAT[:2], "bad": [CHAT[0], CHAT[3]], "by": 2.5})
     assert [c.reward for c in group.completions] == [2.5, 0.0]
     assert [c.text for c in group.completions] == ["4<eos>", "5<eos>"]
@@ -125,7 +107,7 @@ def test_an_unusable_row_has_a_reason(
     models: dict[str, Path], row: dict[str, Any], reason: str
 ) -> None:
     rollout = {"max_tokens": 8}
-    rows = encoder(models["plain"], rollout, completion_field="answer", max_prompt_tokens=8)
+    rows = encoder_of(models["plain"], rollout, completion_field="answer", max_prompt_tokens=8)
     with pytest.raises(BadPrompt) as caught:
         rows.encode(row)
     assert caught.value.reason == reason
@@ -135,7 +117,7 @@ def test_an_unusable_row_has_a_reason(
 def test_a_row_beyond_the_positions_of_the_model_is_too_long(tmp_path: Path, setting: str) -> None:
     model = make_chat_model(tmp_path, PLAIN)
     (model / "config.json").write_text(json.dumps({setting: 12}))
-    rows = encoder(model, {"max_tokens": 64}, completion_field="answer", max_prompt_tokens=8)
+    rows = encoder_of(model, {"max_tokens": 64}, completion_field="answer", max_prompt_tokens=8)
     assert rows.encode({"prompt": "1" * 4, "answer": "2" * 7})
     with pytest.raises(BadPrompt) as caught:
         rows.encode({"prompt": "1" * 4, "answer": "2" * 9})

@@ -2,26 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from paceline.config.schema import Config
-from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.dataset.recorded_preview import row_text
-from paceline.prompt_tokenizer import PromptTokenizer
 from paceline_launcher.cli import app
-from tests.fixtures.chat_model import FORGETFUL, PLAIN, make_chat_model
+from tests.fixtures.chat_model import CHAT, FORGETFUL, PLAIN, encoder_of, make_chat_model
+from tests.fixtures.configs import config_of
 from tests.fixtures.preflight import INPUTS, findings_of
-
-CHAT = [
-    {"role": "user", "content": "2+2"},
-    {"role": "assistant", "content": "4"},
-    {"role": "user", "content": "and 1"},
-    {"role": "assistant", "content": "5"},
-]
-ALGORITHMS = {"messages_field": "sft", "chosen_field": "dpo"}
 
 
 @pytest.fixture(scope="module")
@@ -29,26 +18,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_chat_model(tmp_path_factory.mktemp("models") / "plain", PLAIN)
 
 
-def run_of(model: Path, path: str = "d", **data: Any) -> Config:
-    algorithm = next(kind for field, kind in ALGORITHMS.items() if field in data)
-    return Config.model_validate(
-        {
-            "model": {"path": str(model), "device": "cpu"},
-            "data": {"path": path, **data},
-            "train": {"algorithm": algorithm},
-            "rollout": {"source": "recorded"},
-        }
-    )
-
-
-def shown(config: Config, row: dict[str, Any]) -> list[str]:
-    tokenizer = PromptTokenizer(config)
-    text = row_text(RowEncoder(config, tokenizer).encode(row), tokenizer)
-    return text.splitlines()
-
-
 def test_the_turns_of_the_assistant_are_marked_and_the_rest_is_not(model: Path) -> None:
-    assert shown(run_of(model, messages_field="m"), {"m": CHAT}) == [
+    encoder = encoder_of(model, messages_field="m")
+    text = row_text(encoder.encode({"m": CHAT}), encoder._tokenizer)
+    assert text.splitlines() == [
         "what is trained is between ⟦ and ⟧; a turn ends with '<eos>'",
         "prompt, 22 tokens: [user]2+2<eos>",
         "    [assistant]",
@@ -83,7 +56,13 @@ def test_a_template_that_drops_every_row_is_found_before_the_start(tmp_path: Pat
     thought = [CHAT[0], {"role": "assistant", "content": "hm|4"}, *CHAT[2:]]
     data = tmp_path / "chats.jsonl"
     data.write_text(json.dumps({"m": thought}) + "\n")
-    checks = findings_of(run_of(model, str(data), messages_field="m"), *INPUTS)
+    config = config_of(
+        model={"path": str(model), "device": "cpu"},
+        data={"path": str(data), "messages_field": "m"},
+        train={"algorithm": "sft"},
+        rollout={"source": "recorded"},
+    )
+    checks = findings_of(config, *INPUTS)
     (found,) = [check for check in checks if check.state != "ok"]
     assert found.state == "fail"
     assert (

@@ -11,6 +11,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.rows import DataError, load_rows
 from paceline.dataset.training_rows import check_rows, parts_of
+from tests.fixtures.configs import config_of
 
 USER = {"role": "user", "content": "2+2"}
 FOUR = {"role": "assistant", "content": "4"}
@@ -23,14 +24,8 @@ def data(**fields: Any) -> DataConfig:
 
 
 def config(algorithm: str = "sft", rollout: dict[str, Any] | None = None, **fields: Any) -> Config:
-    return Config.model_validate(
-        {
-            "model": {"path": "m"},
-            "data": {"path": "d", **fields},
-            "train": {"algorithm": algorithm},
-            "rollout": {"source": "recorded", **(rollout or {})},
-        }
-    )
+    recorded = {"source": "recorded", **(rollout or {})}
+    return config_of(data=fields, train={"algorithm": algorithm}, rollout=recorded)
 
 
 def refusal(*arguments: Any, **fields: Any) -> str:
@@ -101,16 +96,13 @@ def test_every_way_to_write_a_pair_gives_chosen_before_rejected(row: dict[str, A
         assert (parts.prompt, parts.completions) == ([USER], ([FOUR], [FIVE]))
 
 
-def test_a_margin_is_the_difference_of_the_rewards() -> None:
-    row = {"prompt": "2+2", "chosen": "4", "rejected": "5", "margin": 3}
-    assert parts_of(row, data(**PAIR, margin_field="margin")).rewards == (3.0, 0.0)
-
-
-@pytest.mark.parametrize(("label", "reward"), [(True, 1.0), (False, 0.0), (1, 1.0), (0, 0.0)])
-def test_a_label_is_the_reward(label: object, reward: float) -> None:
-    row = {"prompt": "2+2", "completion": "4", "label": label}
+def test_a_margin_or_a_label_is_the_reward() -> None:
+    pair = {"prompt": "2+2", "chosen": "4", "rejected": "5", "margin": 3}
+    assert parts_of(pair, data(**PAIR, margin_field="margin")).rewards == (3.0, 0.0)
     fields = {"completion_field": "completion", "label_field": "label"}
-    assert parts_of(row, data(**fields)).rewards == (reward,)
+    for label, reward in ((True, 1.0), (False, 0.0), (1, 1.0)):
+        row = {"prompt": "2+2", "completion": "4", "label": label}
+        assert parts_of(row, data(**fields)).rewards == (reward,)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import string
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
+from tests.fixtures.chat_model import encoder_of, trained_ids
 
 INST = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}"
@@ -74,16 +73,8 @@ def save(path: Path, template: str | None, *, spaces: str = "", **generation: An
 
 
 def tokenizer_of(path: Path, **data: Any) -> tuple[RowEncoder, PromptTokenizer]:
-    config = Config.model_validate(
-        {
-            "model": {"path": str(path)},
-            "data": {"path": "d", **(data or {"messages_field": "messages"})},
-            "train": {"algorithm": "examples.own_objective.leave_one_out:LeaveOneOut"},
-            "rollout": {"source": "recorded"},
-        }
-    )
-    tokenizer = PromptTokenizer(config)
-    return RowEncoder(config, tokenizer), tokenizer
+    rows = encoder_of(path, **(data or {"messages_field": "messages"}))
+    return rows, rows._tokenizer
 
 
 def ids(tokens: bytes) -> list[int]:
@@ -92,9 +83,7 @@ def ids(tokens: bytes) -> list[int]:
 
 
 def trained(tokenizer: PromptTokenizer, completion: rollout_pb2.Completion) -> list[str]:
-    tokens = ids(completion.tokens)
-    mask = completion.loss_mask or bytes([1]) * len(tokens)
-    return list(tokenizer._tokenizer.convert_ids_to_tokens(list(compress(tokens, mask))))
+    return list(tokenizer._tokenizer.convert_ids_to_tokens(trained_ids(completion)))
 
 
 @pytest.mark.parametrize("spaces", ["", "first", "always"])
@@ -145,17 +134,15 @@ def test_a_text_that_begins_with_the_first_token_has_it_once(tmp_path: Path) -> 
 
 
 def test_a_turns_end_that_the_generation_config_names_is_one(tmp_path: Path) -> None:
-    path = save(tmp_path, IM_END, eos_token_id=[2, 5])
+    """Or that the template alone writes."""
+    assert tokenizer_of(save(tmp_path / "silent", IM_END))[1].end_tokens == (2, 5)
+    path = save(tmp_path / "named", IM_END, eos_token_id=[2, 5])
     rows, tokenizer = tokenizer_of(path)
     assert tokenizer.end_tokens == (2, 5)
     completion = rows.encode({"messages": CHAT[:2]}).completions[0]
     assert "".join(trained(tokenizer, completion)) == "hello<|im_end|>"
     text = tokenizer.decode_all(tokenizer.following(CHAT[2:3], 5))
     assert text.startswith("\n<|user|>bye"), "the end of the turn comes once"
-
-
-def test_a_turns_end_that_only_the_template_writes_is_one(tmp_path: Path) -> None:
-    assert tokenizer_of(save(tmp_path, IM_END))[1].end_tokens == (2, 5)
 
 
 def test_an_unknown_character_cuts_nothing(tmp_path: Path) -> None:

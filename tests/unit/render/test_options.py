@@ -37,12 +37,8 @@ def refused(*words: str) -> str:
         ((CPU, *K8S, "--gpus-per-node", "8"), 'model.device = "cpu"'),
         ((GPU, *K8S, "--gpus-per-node", "4"), "a policy worker has 8 GPUs"),
         ((CPU, *K8S, "--partition", "gpu"), "--partition has no effect with --target kubernetes"),
-        ((CPU, *K8S, "--namespace", "Mine"), "at most 63 lower-case"),
-        ((CPU, *K8S, "--volume", "data:here"), "write NAME:/PATH"),
         ((CPU, *K8S, "--volume", "a:/x", "--volume", "b:/x"), "the same path"),
-        ((CPU, *K8S, "--nccl-env", "NCCL_DEBUG"), "write NAME=VALUE"),
         ((CPU, *K8S, "--nccl-env", "WANDB_API_KEY=x"), "no secrets"),
-        ((CPU, *K8S, "--rdma", "rdma/hca=0"), "--rdma rdma/hca=0"),
         ((CPU, *K8S, "--host-network"), "--node-cidr"),
         ((CPU, *K8S, "--set", "payloads.url=redis://:pw@h:6379/0"), "payloads.url"),
         ((CPU, *SLURM, "--time-limit", "soon"), "--time-limit soon: write D-HH:MM:SS"),
@@ -52,7 +48,6 @@ def refused(*words: str) -> str:
         ((CPU, *PAI, "--job-type", "mpi"), "--job-type mpi: choose custom or pytorch"),
         ((CPU, *PAI, "--nodes", "2"), "--job-type pytorch"),
         ((CPU, *PAI, "--run-dir", "/elsewhere/a"), "no data set holds the run directory"),
-        ((CPU, *PAI[:4]), "--workspace is missing"),
     ],
 )
 def test_what_cannot_be_rendered_is_refused_with_the_remedy(

@@ -68,13 +68,8 @@ def test_a_step_of_adamw_at_a_small_learning_rate_takes_a_twentieth_of_the_bytes
     assert min(shares) > 0, "nothing was trained"
 
 
-def test_what_changed_everywhere_travels_whole() -> None:
-    assert encode_delta(bucket(random_words(1)), bucket(random_words(2))) is None
-    fp32 = torch.randn(1_000)
-    assert encode_delta(fp32.view(torch.uint8), (fp32 * 1.001).view(torch.uint8)) is None
-
-
 def test_a_delta_never_takes_more_than_it_is_worth() -> None:
+    assert encode_delta(bucket(random_words(1)), bucket(random_words(2))) is None
     base = bucket(random_words(3))
     for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
         new = base.clone()
