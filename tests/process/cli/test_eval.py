@@ -61,8 +61,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpointer = Checkpointer(run_dir, config)
     checkpointer.save_async(state).result(60)
     checkpointer.close()
-    (where / "half_a_row.jsonl").write_text('{"prompt": "s21=", "answer": "12"}\n{"prompt": \n')
-    (where / "empty.jsonl").write_text("")
     make_tiny_reward_model(where / "scorer", where / "model")
     return run_dir
 
@@ -116,15 +114,8 @@ def check_report(found: dict[str, Any]) -> None:
             ["{}/model", "--data", "{}/held_out.jsonl", "--reward", "nothing"],
             "nothing is not a reward",
         ),
-        (
-            ["{}/model", "--data", "{}/held_out.jsonl", "--set", "data.prompt_field=q"],
-            "no field 'q'",
-        ),
-        (["{}/model", "--data", "{}/half_a_row.jsonl"], "half_a_row.jsonl"),
-        (["{}/model", "--data", "{}/empty.jsonl"], "empty.jsonl"),
         (["{}/scorer", "--data", "{}/held_out.jsonl"], "it scores text and writes none"),
         (["{}/run", "--json", "/no/such/place.json"], "--json"),
-        (["{}/run", "--set", "rollout.temprature=1"], "rollout.temperature"),
     ],
 )
 def test_bad_input_is_named_with_the_remedy(run_dir: Path, options: list[str], words: str) -> None:

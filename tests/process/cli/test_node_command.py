@@ -69,7 +69,6 @@ def test_every_node_says_what_it_would_start(node: Node, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "environ", "said"),
     [
-        ((), SECOND | {"RANK": "2"}, "ranks go from 0 to 1"),
         ((), {"RANK": "1", "WORLD_SIZE": "2"}, "no MASTER_ADDR"),
         (("--gpus", "1"), SECOND, "this node sees 0 GPUs"),
         (("--set", "fleet.provider=none"), SECOND, "fleet.provider"),

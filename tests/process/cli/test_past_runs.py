@@ -82,27 +82,18 @@ def test_a_run_without_a_supervisor_has_its_state_and_the_time_of_all_sessions(h
 def test_the_run_of_this_directory_needs_no_option(here: Path) -> None:
     done = invoke("events")
     assert done.exit_code != 0
-    write_run(here / "runs" / "one")
-    done = invoke("events")
-    assert done.exit_code == 0
-    assert "policy-0 died" in done.stdout
-    assert "run: runs/one" in done.output
-
-
-@pytest.mark.parametrize(
-    ("command", "words"), [("logs", "policy-0"), ("ledger verify", "holds no Redis data")]
-)
-def test_every_command_of_a_run_takes_the_run_of_this_directory(
-    here: Path, command: str, words: str
-) -> None:
-    """`logs` and `ledger verify` asked for --run-dir."""
     run_dir = write_run(here / "runs" / "one")
     (run_dir / "config.toml").write_text('[model]\npath = "m"\n[data]\npath = "d"\n')
     (run_dir / "logs").mkdir()
     (run_dir / "logs" / "policy-0.log").write_text("begun\n")
-    done = invoke(*command.split())
-    assert "run: runs/one" in done.stderr
-    assert words in f"{done.stdout} {done.exception}"
+    for command, words in (
+        ("events", "policy-0 died"),
+        ("logs", "policy-0"),
+        ("ledger verify", "holds no Redis data"),
+    ):
+        done = invoke(*command.split())
+        assert "run: runs/one" in done.stderr
+        assert words in f"{done.stdout} {done.exception}"
 
 
 def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_meanwhile(
@@ -142,6 +133,15 @@ def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_mean
     done = invoke("export", str(run_dir), "--out", str(here / "out"))
     assert done.exit_code == 0, done.exception
     assert written[1:] == ["step-20"]
+
+    best = {"type": "BestCheckpointChosen", "position": "21-0", "n": 0, "t": 21, "text": ""}
+    with (run_dir / "events.jsonl").open("a") as file:
+        path = str(run_dir / "checkpoints/step-20")
+        file.write(json.dumps({**best, "step": 20, "path": path, "reward_mean": 0.5}) + "\n")
+    record(30)
+    for options, step in (((), "step-30"), (("--best",), "step-20")):
+        invoke("export", str(run_dir), "--out", str(here / "out"), *options)
+        assert written[-1] == step
 
 
 @pytest.mark.parametrize(

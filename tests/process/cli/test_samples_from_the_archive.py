@@ -75,9 +75,3 @@ def test_no_group_of_a_covered_step_is_lost_with_a_leader_nor_listed_twice(tmp_p
     assert [(group["group_id"], group["prompt"]) for group in told["groups"]] == [
         (first["group_id"], first["prompt"])
     ]
-
-
-def test_without_an_archive_nothing_is_written(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1, archive={"enabled": False}, **SETTINGS) as controllers:
-        asyncio.run(train(controllers, 3))
-        assert not (controllers.run_dir / "samples").exists()

@@ -4,10 +4,8 @@ import subprocess
 import sys
 
 import grpc
-import pytest
 
 from paceline.config.load import to_toml
-from paceline.errors import UserError
 from paceline.rpc.client import RequestRefused
 from policy_worker.control_plane import RefusalLimit
 from testbed.patience import patient
@@ -19,14 +17,6 @@ from tests.fixtures.policy_models import make_config, random_groups
 
 def refusal(code: str = "INVALID_ARGUMENT") -> RequestRefused:
     return RequestRefused(code, "the vote is malformed")
-
-
-def test_three_refusals_of_one_kind_in_a_row_are_the_end() -> None:
-    refusals = RefusalLimit("policy-0")
-    refusals.add(7, refusal())
-    refusals.add(7, refusal())
-    with pytest.raises(UserError, match=r"policy-0 3 times in a row: .*malformed"):
-        refusals.add(7, refusal())
 
 
 def test_a_step_another_kind_or_a_new_incarnation_starts_the_count_again() -> None:

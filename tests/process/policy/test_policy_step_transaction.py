@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.mesh.elastic_mesh import MeshError
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
@@ -146,18 +145,19 @@ def same_step(weights, expected):
         torch.testing.assert_close(weights[name], tensor, atol=3e-5, rtol=1e-3)
 
 
-def assert_committed_once(controller):
-    assert controller.step == STEPS
-    assert all(len(digests) == 1 for digests in controller.digests.values())
+def assert_nothing_was_lost(fleet, undisturbed, *survivors):
+    """These end with the weights of the undisturbed run, and every step was committed once."""
+    weights = fleet.finish(*survivors)
+    same_bits(weights)
+    same_step(weights[0], undisturbed[-1])
+    assert fleet.controller.step == STEPS
+    assert all(len(digests) == 1 for digests in fleet.controller.digests.values())
 
 
 def test_three_replicas_equal_one(start_fleet, undisturbed):
     fleet, controller = start_fleet(3)
     fleet.start("policy-0", "policy-1", "policy-2")
-    weights = fleet.finish("policy-0", "policy-1", "policy-2")
-    same_bits(weights)
-    same_step(weights[0], undisturbed[-1])
-    assert_committed_once(controller)
+    assert_nothing_was_lost(fleet, undisturbed, "policy-0", "policy-1", "policy-2")
     names = {"loss", "entropy", "clip_fraction", "grad_norm", "lr", "ratio", "logprob_gap"}
     names |= {f"time_{what}_s" for what in ("wait", "compute", "reduce", "commit", "publish")}
     assert names <= set(controller.stats[-1])
@@ -177,13 +177,10 @@ def test_a_member_lost_in_the_all_reduce_costs_no_step(start_fleet, undisturbed,
         os.kill(fleet.pid("policy-2"), signal.SIGCONT)
         controller.wait(lambda: "policy-2" in controller.workers)
         controller.change(lambda: setattr(controller, "pause_after", STEPS))
-        weights = fleet.finish("policy-0", "policy-1", "policy-2")
+        assert_nothing_was_lost(fleet, undisturbed, "policy-0", "policy-1", "policy-2")
     else:
-        weights = fleet.finish("policy-0", "policy-1")
+        assert_nothing_was_lost(fleet, undisturbed, "policy-0", "policy-1")
     fleet.assert_fell("reduce")
-    same_bits(weights)
-    same_step(weights[0], undisturbed[-1])
-    assert_committed_once(controller)
 
 
 @pytest.mark.parametrize("instant", ["idle", "forward", "reduce", "vote", "commit"])
@@ -208,12 +205,9 @@ def killed_at(start_fleet, undisturbed, size, instant):
     survivors = [f"policy-{i}" for i in range(size - 1)]
     fleet.start(*survivors)
     fleet.start(f"policy-{size - 1}", falls_at=instant, step=2)
-    weights = fleet.finish(*survivors)
+    assert_nothing_was_lost(fleet, undisturbed, *survivors)
     fleet.assert_fell(instant)
     assert controller.deaths[0] == f"policy-{size - 1}"
-    same_bits(weights)
-    same_step(weights[0], undisturbed[-1])
-    assert_committed_once(controller)
     return controller
 
 
@@ -230,11 +224,8 @@ def test_a_member_killed_while_it_sends_a_joiner_the_state_is_replaced_as_the_so
     controller.wait(lambda: controller.deaths == ["policy-0"])
     controller.wait(lambda: [w.state_version for w in controller.workers.values()] == [1, 1])
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
-    weights = fleet.finish("policy-1", "policy-2")
+    assert_nothing_was_lost(fleet, undisturbed, "policy-1", "policy-2")
     fleet.assert_fell("state_transfer")
-    same_bits(weights)
-    same_step(weights[0], undisturbed[-1])
-    assert_committed_once(controller)
 
 
 @both
@@ -249,10 +240,7 @@ def test_a_member_killed_between_vote_and_commit_costs_no_step(start_fleet, undi
 
     controller.on_vote = kill
     fleet.start("policy-0", "policy-1", "policy-2")
-    weights = fleet.finish("policy-0", "policy-2")
-    same_bits(weights)
-    same_step(weights[0], undisturbed[-1])
-    assert_committed_once(controller)
+    assert_nothing_was_lost(fleet, undisturbed, "policy-0", "policy-2")
 
 
 @both
@@ -270,10 +258,7 @@ def test_a_member_killed_between_commit_and_optimizer_step_is_replaced(start_fle
     fleet.start("policy-1")
     controller.wait(lambda: "policy-1" in controller.workers)
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
-    weights = fleet.finish("policy-0", "policy-1")
-    same_bits(weights)  # the replacement received parameters, moments and step
-    same_step(weights[0], undisturbed[-1])
-    assert_committed_once(controller)
+    assert_nothing_was_lost(fleet, undisturbed, "policy-0", "policy-1")
 
 
 @both
@@ -303,35 +288,6 @@ def first_checkpoint(controller):
     newest = Path(controller.checkpoint[0])
     (first,) = newest.parent.glob("step-000001.*")
     return str(first), 1
-
-
-class HalfReduced:
-    """A mesh whose reduction fails after it has written to the buffer."""
-
-    settled = True
-
-    def all_reduce_async(self, buffer):
-        buffer.fill_(float("nan"))
-
-    def wait(self, handle):
-        raise MeshError("the peer is gone")
-
-
-def test_a_reduction_that_fails_halfway_leaves_the_local_gradients_alone(
-    config, steps, monkeypatch
-):
-    trainer = Trainer(config, torch.device("cpu"))
-    trainer.form(EpochMesh(1, 0, 1, "", "run", ""))
-    trainer.restore("", 0, 0)
-    trainer.begin(StepTotals(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
-    add_groups(trainer, steps[0])
-    before = [p.grad.clone() for p in trainer.gradients.parameters]
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "_need_mesh", HalfReduced)
-        with pytest.raises(MeshError):
-            trainer.reduce()
-    for parameter, grad in zip(trainer.gradients.parameters, before, strict=True):
-        assert torch.equal(parameter.grad, grad)
 
 
 def test_a_draining_replica_leaves_between_steps_and_exits_0(start_fleet, undisturbed):

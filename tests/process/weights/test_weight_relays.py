@@ -303,20 +303,6 @@ def test_a_version_that_its_source_gave_up_is_followed_by_the_next(relays: Relay
         assert end.errors.empty()
 
 
-def test_a_joiner_is_fed_by_a_peer_without_a_byte_from_the_trainer(relays: Relays) -> None:
-    relay, joiner = relays.receiving(), relays.receiving()
-    relays.trainer.set_links([link(1)])
-    relay.receiver.set_link(link(1), 1)
-    relays.trainer.begin(snapshot_of(1))
-    relay.serves(1)
-    until(lambda: relays.trainer.sent_bytes > 0)
-    before = relays.trainer.sent_bytes
-    relay.relay.set_links([link(2)])
-    joiner.receiver.set_link(from_relay(2), 1)
-    joiner.serves(1)
-    assert relays.trainer.sent_bytes == before
-
-
 def test_a_version_that_was_taken_back_is_not_handed_on(relays: Relays) -> None:
     """Version 5 was never committed: the ledger plants a new tree, and the child is quicker than
     its relay."""

@@ -208,21 +208,6 @@ def test_a_rank_that_never_joins_a_link_is_reported_with_its_number(
     assert epoch == 1 and detail.startswith("rank 1 of ")
 
 
-def test_a_damaged_bucket_of_one_source_ends_the_link(sharing: Sharing) -> None:
-    replica, named = sharing.replica(3), shared_weights(1)
-    replica.publish(1, named)
-    newest = replica.ranks[2]._newest
-    assert newest is not None
-    newest.checksum(5)
-    newest.bucket(5)[7] ^= 1
-    sharing.join(replica, 1)
-    assert sharing.receiving.failure() == (
-        1,
-        "bucket 5 of version 1 was damaged on the way",
-    )
-    assert sharing.receiving.staged.empty()
-
-
 def test_a_version_that_one_source_has_no_more_is_passed_over(sharing: Sharing) -> None:
     """Rank 1 is ahead: rank 0 announces version 1 when rank 1 has published version 2 already."""
     replica, first, second = sharing.replica(2), shared_weights(1), shared_weights(2)

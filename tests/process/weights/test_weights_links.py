@@ -64,25 +64,6 @@ def test_a_joiner_gets_the_current_version_at_once(
     until(lambda: publishing.publisher.last_transfer_s > 0)
 
 
-def test_each_version_after_the_first_travels_as_what_changed(
-    publishing: Publishing, receiving: Receiving, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    trained = Trained(publishing.publisher)
-    join(publishing, receiving, 1)
-    for version in (1, 2):
-        trained.publish(version)
-        trained.reaches(version, receiving)
-        until(lambda version=version: len(shares(caplog)) == version)
-    # The base outlives the link.
-    join(publishing, receiving, 2)
-    trained.publish(3)
-    trained.reaches(3, receiving)
-    until(lambda: len(shares(caplog)) == 3)
-    whole, second, third = shares(caplog)
-    assert whole == 1 and second < 0.05 and third < 0.05
-
-
 def test_a_damaged_base_costs_one_link_and_then_the_whole(
     publishing: Publishing, receiving: Receiving, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,12 +94,6 @@ def test_versions_pass_by_a_receiver_that_is_busy(
         publishing.publish(version)
     receiving.engine_free.set()
     assert [receiving.next_version(), receiving.next_version()] == [1, 5]
-
-
-def test_a_version_that_is_not_newer_is_not_published(publishing: Publishing) -> None:
-    publishing.publish(5)
-    publishing.publish(4)
-    assert publishing.publisher.version == 5
 
 
 def test_weights_of_a_lost_commit_are_replaced_by_older_ones(

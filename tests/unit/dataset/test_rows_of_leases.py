@@ -59,6 +59,17 @@ class Odd(RowSource):
         return {"prompt": "p", "extra": self.second if index == 1 else 0}
 
 
+def leader_of(rows: Any, **more: Any) -> tuple[Any, list[cmd.Command[Any]]]:
+    """A leader with these rows, and what it decides."""
+    decided: list[cmd.Command[Any]] = []
+
+    async def durable() -> None:
+        pass
+
+    commit = SimpleNamespace(durable=durable)
+    return SimpleNamespace(rows=rows, decide=decided.append, group_commit=commit, **more), decided
+
+
 def nested(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):
@@ -82,16 +93,7 @@ async def test_a_row_that_cannot_be_given_ends_its_own_task_and_nothing_else(
     second: Any, kind: ReturnKind
 ) -> None:
     """LeaseTasks raised: every rollout worker ended, and the run failed at each start anew."""
-    decided: list[cmd.Command[Any]] = []
-
-    async def durable() -> None:
-        pass
-
-    leader: Any = SimpleNamespace(
-        rows=DatasetRows(Odd(second), None),
-        decide=decided.append,
-        group_commit=SimpleNamespace(durable=durable),
-    )
+    leader, decided = leader_of(DatasetRows(Odd(second), None))
     leases: Any = [
         SimpleNamespace(kind=Kind.TRAIN, eval_set="", index=n, task_id=f"t{n}", attempt=1)
         for n in range(3)
@@ -106,21 +108,13 @@ async def test_a_row_that_cannot_be_given_ends_its_own_task_and_nothing_else(
 
 async def test_large_rows_are_leased_in_parts_and_one_that_fits_no_message_is_dropped() -> None:
     """The reply with all of them was larger than any message: nothing was ever leased."""
-    decided: list[cmd.Command[Any]] = []
-
-    async def durable() -> None:
-        pass
 
     async def rows_of(leases: Any) -> list[str]:
         return ["x" * size for size in (40, 900, 40, 40, 1)]
 
     limits = SimpleNamespace(controller=SimpleNamespace(max_message_mb=1))
-    leader: Any = SimpleNamespace(
-        rows=SimpleNamespace(of=rows_of),
-        decide=decided.append,
-        group_commit=SimpleNamespace(durable=durable),
-        context=SimpleNamespace(config=limits),
-    )
+    context = SimpleNamespace(config=limits)
+    leader, decided = leader_of(SimpleNamespace(of=rows_of), context=context)
     leases: Any = [SimpleNamespace(task_id=f"t{n}", attempt=1) for n in range(5)]
     tasks, rows = await _fitting(leader, ("r0", 1), leases, 100)
     assert [lease.task_id for lease in tasks] == ["t0", "t2"] and list(map(len, rows)) == [40, 40]

@@ -120,15 +120,6 @@ def test_published_models_have_their_number_of_parameters(numbers, family, count
     assert shape_of(AutoConfig.for_model(family, **numbers), "bfloat16").parameters == count
 
 
-def test_more_ranks_divide_the_state_and_not_the_rows():
-    shape = shape_of(random_config("qwen3"), "float32")
-    one = memory_plan(settings(), shape)[0].gpu
-    four = memory_plan(settings(fleet={"policy_ranks": 4}), shape)[0].gpu
-    assert four["optimizer moments"] == one["optimizer moments"] // 4
-    assert four["activations"] == one["activations"]
-    assert four["gathered blocks"] > 0
-
-
 def test_ranks_gather_in_bfloat16_and_autocast_converts_nothing_there():
     shape = shape_of(random_config("qwen3"), "bfloat16")
     half = {"dtype": "bfloat16"}
@@ -185,10 +176,12 @@ def test_what_is_offloaded_is_on_the_host_and_no_longer_on_the_device(setting, p
     assert memory_plan_module.MOMENTS_BUCKET == 2 * 4 * moments.BUCKET
 
 
-def test_ranks_divide_what_is_published():
+def test_ranks_divide_the_state_and_what_is_published_and_not_the_rows():
     shape = shape_of(random_config("qwen3"), "float32")
     one, four = (memory_plan(settings(fleet={"policy_ranks": ranks}), shape)[0] for ranks in (1, 4))
-    for part in ("published weights", "encoded deltas"):
+    assert four.gpu["activations"] == one.gpu["activations"]
+    assert four.gpu["gathered blocks"] > 0
+    for part in ("optimizer moments", "published weights", "encoded deltas"):
         held = [plan.gpu.get(part) or plan.host[part] for plan in (one, four)]
         assert held[1] == held[0] // 4
     buffers = "weights on their way to shares"
