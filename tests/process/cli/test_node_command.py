@@ -72,6 +72,7 @@ def test_every_node_says_what_it_would_start(node: Node, tmp_path: Path) -> None
         ((), {"RANK": "1", "WORLD_SIZE": "2"}, "no MASTER_ADDR"),
         (("--gpus", "1"), SECOND, "this node sees 0 GPUs"),
         (("--set", "fleet.provider=none"), SECOND, "fleet.provider"),
+        (("--set", "fleet.provider=kubernetes"), {}, 'Set fleet.provider = "local"'),
     ],
 )
 def test_a_contradiction_is_refused_before_anything_starts(
@@ -180,9 +181,3 @@ def test_a_node_whose_workers_others_start_has_the_controllers_alone(
     done = node(config, "--dry-run", **SECOND)
     assert done.returncode == 2
     assert "Start it on one node" in done.stderr
-
-
-def test_pods_that_kubernetes_scales_are_not_a_nodes(node: Node, tmp_path: Path) -> None:
-    done = node(write_run(tmp_path, fleet={"provider": "kubernetes"}), "--dry-run")
-    assert done.returncode == 2
-    assert 'Set fleet.provider = "local"' in done.stderr

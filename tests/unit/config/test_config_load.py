@@ -76,10 +76,8 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
 
 REFUSED = [
     ("[train]\nstepz = 3\n", "line 7: train.stepz is not a setting. Did you mean train.steps?"),
-    ("[raing]\na = 1\n", "line 6: raing is not a setting"),
     ("[train]\n\nsteps = 0\n", "line 8: train.steps = 0: input should be greater"),
     ("[fleet]\nlease_ttl_s = 0.5\n", "line 7: fleet.lease_ttl_s must be at least twice"),
-    ("[train]\nlr = 1\n", "line 7: train.lr is not a setting. Did you mean train.optimizer.lr?"),
     ("[fleet\n", "not valid TOML"),
     ("[train.optimizer]\nlr = inf\n", "train.optimizer.lr = Infinity: input should be a finite"),
     ("chat = yes\n", 'line 6: chat = yes: .*a text has quotes \\("yes"\\)'),
@@ -89,16 +87,11 @@ REFUSED = [
     ("[redis]\npassword = hunter2\n", r"line 7: password = \*\*\*"),
     ("[train]\noptimizer = 3\n", r"line 7: .*Write \[train.optimizer\]"),
     ('[train]\nalgorithm = "grop"\n', "line 7: train.algorithm .*mean grpo"),
-    ('[rollout]\nengine = "vlm"\n', "line 7: rollout.engine = 'vlm'.*mean vllm"),
     ('[reward]\nfunctions = ["exact_mach"]\n', "line 7: reward.functions: .*mean exact_match"),
     ('[reward]\nfunctions = "exact_match"\n', r'line 7: .*Write \["exact_match"\]'),
     (
         '[reward]\nfunctions = { exact_match = "much" }\n',
         "reward.functions: the weight of exact_ma",
-    ),
-    (
-        '[evaluation.sets.a]\npath = "x"\nreward = ["math_verfy"]\n',
-        "line 8: evaluation.sets.a.reward: .*mean math_verify",
     ),
 ]
 REFUSED_OVERRIDES = [
@@ -119,7 +112,6 @@ REFUSED_OVERRIDES = [
         *((MINIMAL + text, (), said) for text, said in REFUSED),
         *((MINIMAL, (override,), said) for override, said in REFUSED_OVERRIDES),
         ("lr = 3\n" + MINIMAL, (), "line 1: lr is not a setting. Did you mean train.optimizer.lr?"),
-        ("train = 5\n" + MINIMAL, (), r"line 1: .*it is a section. Write \[train\]"),
         (
             MINIMAL,
             ("train.max_staleness=4", "train.max_token_age=3"),
@@ -150,13 +142,11 @@ def test_a_refusal_names_field_place_and_remedy(
     ("name", "said"),
     [
         ("", "an empty name is not a setting. The sections are run, model"),
-        ("train", "train is not a setting"),
         ("lr", "Did you mean train.optimizer.lr?"),
         (
             "train.optimizer.lr.x",
             "train.optimizer.lr.x is not a setting. Settings of [train.optimizer]",
         ),
-        ("trian.lr", "Did you mean train.optimizer.lr?"),
         ("trian.x", "Did you mean [train]?"),
         ("nowhere." * 1000, "The sections are run, model"),
     ],

@@ -18,16 +18,6 @@ def mixture(*rows_and_weights: tuple[int, float], seed: int = 3, shuffle: bool =
     return DataOrder(seed, sum(rows), shuffle, tuple(sources))
 
 
-@pytest.mark.parametrize("rows", [1, 7, 4096, 10_000])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_one_source_has_the_order_that_runs_of_earlier_releases_have(
-    rows: int, shuffle: bool
-) -> None:
-    order = DataOrder(9, rows, shuffle)
-    for ordinal in (0, 1, rows - 1, rows, 3 * rows + 5):
-        assert order.place(ordinal) == task_row(9, ordinal, rows, shuffle)
-
-
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [

@@ -4,7 +4,6 @@ import datetime
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -205,24 +204,6 @@ def test_a_file_replaced_during_the_run_does_not_change_the_rows(tmp_path):
     other = write_jsonl(tmp_path / "other.jsonl", [{"prompt": "other", "answer": "other"}])
     other.replace(path)
     assert rows[321] == ROWS[321]
-
-
-def test_threads_reading_at_once_get_whole_rows(tmp_path):
-    rows = load_rows(jsonl(tmp_path))
-    wrong: list[int] = []
-
-    def read(offset: int) -> None:
-        for step in range(2000):
-            index = (offset + 37 * step) % len(rows)
-            if rows[index] != ROWS[index]:
-                wrong.append(index)
-
-    threads = [threading.Thread(target=read, args=(100 * n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 def large_jsonl(directory: Path) -> Path:

@@ -51,17 +51,6 @@ def test_rows_of_all_sources_have_the_same_names_for_their_fields(sources: dict)
     assert first_of_math == {"prompt": "m0", "answer": "10"}
 
 
-def test_without_weights_the_sources_are_one_data_set(sources: dict) -> None:
-    for source in sources.values():
-        del source["weight"]
-    assert [s.share for s in open_training_rows(DataConfig(sources=sources))[1]] == [0, 0]
-
-
-def test_one_path_is_opened_as_by_earlier_releases(sources: dict) -> None:
-    data = DataConfig(path=sources["math"]["path"])
-    assert open_training_rows(data)[1] == ()
-
-
 async def test_a_lease_gets_the_row_of_its_source(sources: dict, tmp_path: Path) -> None:
     config = Config.model_validate({"model": {"path": "/"}, "data": {"sources": sources}})
     rows = await DatasetRows.load(config)

@@ -19,12 +19,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from paceline.config.load import load_config, to_toml
-from paceline.config.schema import Config
 from paceline.rpc.addresses import free_ports
 from paceline_launcher.cli import app
 from paceline_launcher.preflight import checks, machine
 from paceline_launcher.preflight.checks import Check, Place, run_checks
-from paceline_launcher.preflight.findings import Finding, Start
+from paceline_launcher.preflight.findings import Start
+from tests.fixtures.preflight import findings_of
 
 COMMANDS = ("config check", "doctor", "up --dry-run", "up")
 
@@ -116,15 +116,15 @@ def test_a_resume_with_another_config_is_refused_by_every_command(
     assert_refused(command, config_file, "rollout.group_size=4", words, tmp_path)
 
 
-def test_a_finished_run_is_told(config_file: Path, earlier_run: Path, tmp_path: Path) -> None:
-    (earlier_run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 100}))
-    assert_refused("up", config_file, "run.seed=0", "is finished (100 steps)", tmp_path)
-
-
-def test_a_resume_with_fewer_steps_than_are_trained_is_refused(
+def test_a_resume_of_a_finished_run_or_with_fewer_steps_than_are_trained_is_refused(
     config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:
     """The fleet started, and its failure replaced the run's record."""
+    summary = earlier_run / "summary.json"
+    interrupted = summary.read_text()
+    summary.write_text(json.dumps({"status": "finished", "steps": 100}))
+    assert_refused("up", config_file, "run.seed=0", "is finished (100 steps)", tmp_path)
+    summary.write_text(interrupted)
     steps = ({"type": "StepCommitted", "step": n, "t": float(n)} for n in range(1, 8))
     (earlier_run / "events.jsonl").write_text("".join(f"{json.dumps(s)}\n" for s in steps))
     words = "has trained 7 steps already, and train.steps allows 6"
@@ -197,23 +197,14 @@ def test_controllers_start_here_if_something_else_starts_the_workers(
     assert [f.name for f in everything if f.state == "fail"] == ["provider"]
 
 
-def examined(config: Config | None, run_dir: Path) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
-    for finding in run_checks(Start(config, run_dir), ~Place(0)):
-        found.setdefault(finding.name, []).append(finding)
-    return found
-
-
 def test_a_machine_that_runs_the_tests_is_fit_and_every_complaint_has_a_remedy(
     config_file: Path, tmp_path: Path
 ) -> None:
-    found = examined(load_config(config_file, ["reward.processes=0"]), tmp_path)
-    for name in ("python", "devices", "redis", "model", "data"):
-        assert [c.state for c in found[name]] == ["ok"] * len(found[name]), found[name]
-    assert [c.state for c in found["settings"]] == ["ok"]
-    assert {"vllm", "shared memory", "disk"} <= found.keys()
-    for findings in found.values():
-        assert all(c.found and (c.state == "ok" or c.remedy) for c in findings)
+    found = findings_of(load_config(config_file, ["reward.processes=0"]), run_dir=tmp_path)
+    fit = {"python", "devices", "redis", "model", "data", "settings"}
+    assert [c for c in found if c.name in fit and c.state != "ok"] == []
+    assert fit | {"vllm", "shared memory", "disk"} <= {c.name for c in found}
+    assert all(c.found and (c.state == "ok" or c.remedy) for c in found)
 
 
 def test_wrong_inputs_and_a_dead_redis_fail(config_file: Path) -> None:
@@ -233,7 +224,7 @@ def test_a_disk_without_room_for_a_journal_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "DISK_FAIL", 1 << 60)
-    (check,) = examined(None, tmp_path / "new" / "run")["disk"]
+    (check,) = findings_of(None, "disk", run_dir=tmp_path / "new" / "run")
     assert check.state == "fail" and str(tmp_path) in check.found and "--run-dir" in check.remedy
     assert not (tmp_path / "new").exists()
 
@@ -242,7 +233,7 @@ def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path
     import torch
 
     config = load_config(config_file, ["model.device=cuda"])
-    (check,) = examined(config, tmp_path)["devices"]
+    (check,) = findings_of(config, "devices", run_dir=tmp_path)
     assert check.state == ("ok" if torch.cuda.is_available() else "fail")
 
 
