@@ -44,7 +44,7 @@ from paceline.payloads.open_store import open_payloads
 from paceline.process import structured_log as logs
 from paceline.process.compute_device import pick_device
 from paceline.process.structured_log import event
-from paceline.process.threads import end_forks_of, replace_executor
+from paceline.process.threads import all_or_none, end_forks_of, replace_executor
 from paceline.process.waits import WaitKind, loading_model, waiting
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.rpc.addresses import own_address
@@ -85,8 +85,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
     try:
         with loading_model(config.model.path):
             worker = RolloutWorker(config, *place, options.tensor_host, options.run_dir)
-        worker.side = side
-        asyncio.run(worker.run())
+        asyncio.run(worker.run(side))
     except SystemExit as left:
         # Of a task that a reward started in this process: it is no end of the run.
         raise UserError(f"code of a reward ended the worker (sys.exit({left.code!r}))") from None
@@ -127,18 +126,17 @@ class RolloutWorker:
         self.held = HeldTasks()
         self.lifecycle = WorkerLifecycle(self.held, config.fleet.drain_s)
         self.receiver: WeightReceiver | None = None
-        self.side: SideChannel | None = None
         self.admitted = False  # The controller has accepted this worker's config and token
 
-    async def run(self) -> None:
+    async def run(self, side: SideChannel | None = None) -> None:
         """From start to STOPPED. Raises the failure that made the worker useless."""
         self.loop = asyncio.get_running_loop()
         end_forks_of(self.loop)
-        if self.side is not None:
-            self.side.watch(self.loop)
+        if side is not None:
+            side.watch(self.loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.lifecycle.stop)
-        working = self.loop.create_task(self.work())
+        working = self.loop.create_task(self.work(side))
         try:
             await self.lifecycle.ended.wait()
             if self.admitted:
@@ -151,10 +149,12 @@ class RolloutWorker:
         if self.lifecycle.failure is not None:
             raise self.lifecycle.failure
 
-    async def work(self) -> None:
+    async def work(self, side: SideChannel | None) -> None:
         """Until it is cancelled. A failure ends the worker."""
         try:
             await self.prepare()
+            if side is not None:
+                side.registered()
         except Exception as error:
             self.lifecycle.fail(error)
             return
@@ -179,8 +179,6 @@ class RolloutWorker:
         texts = not reply.decodes_texts
         self.tasks.outbox.upload = GroupUpload.of(self.config, store, texts=texts)
         self.tasks.partials.store = store
-        if self.side is not None:
-            self.side.registered()
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
         if self.config.recorded:
             return
@@ -202,14 +200,8 @@ class RolloutWorker:
         )
 
     async def start_engine_and_scorer(self) -> None:
-        engine = self.loop.create_task(self._start_engine())
-        scorer = self.loop.create_task(self._start_scorer())
-        try:
-            await asyncio.gather(engine, scorer)
-        finally:
-            # If one fails, the other must not go on to start processes that nobody would end.
-            engine.cancel()
-            await asyncio.gather(engine, scorer, return_exceptions=True)
+        # If one fails, the other must not go on to start processes that nobody would end.
+        await all_or_none([self._start_engine(), self._start_scorer()])
         # Room for one new token is needed.
         room = max(1, self.engine.max_context - 1)
         self.tokenizer.limit = min(room, self.config.data.max_prompt_tokens)

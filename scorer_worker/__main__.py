@@ -5,18 +5,7 @@ Exit status: 0 after the run has ended or the worker was drained, 2 for bad inpu
 standard error), else 1.
 """
 
-import argparse
-
-from paceline.config.schema import Config
-from paceline.process.worker_command import without_collection, worker_command
-
-
-def run(config: Config, options: argparse.Namespace) -> int:
-    with without_collection():
-        from scorer_worker.main import run
-
-    return run(config, options)
-
+from paceline.process.worker_command import worker_command
 
 if __name__ == "__main__":
-    worker_command("scorer", run)
+    worker_command("scorer")

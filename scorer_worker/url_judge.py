@@ -22,6 +22,7 @@ import numpy as np
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import UserError
+from paceline.process.threads import all_or_none
 from paceline.process.user_code import asked
 from scorer_worker.scorer import (
     BadCompletion,
@@ -67,13 +68,10 @@ class UrlJudge(CompletionScorer):
 
     async def score(self, items: Sequence[Item]) -> list[Score]:
         loop = asyncio.get_running_loop()
-        calls = [loop.run_in_executor(self._threads, self._score, item) for item in items]
-        try:
-            return list(await asyncio.gather(*calls))
-        finally:
-            # Those that have not begun are not asked for any more.
-            for call in calls:
-                call.cancel()
+        # If one fails, those that have not begun are not asked for any more.
+        return await all_or_none(
+            loop.run_in_executor(self._threads, self._score, item) for item in items
+        )
 
     def _score(self, item: Item) -> float:
         """In a thread. Raises NoScore after the last attempt, or Unavailable."""

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
@@ -137,6 +137,19 @@ class BackgroundLoop:
             self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+
+
+async def all_or_none(work: Iterable[Awaitable[T]]) -> list[T]:
+    """The results, in order. If one fails, or the caller is cancelled, the others are cancelled and
+    have ended before this raises."""
+    futures = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*futures))
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        await asyncio.gather(*futures, return_exceptions=True)
+        raise
 
 
 async def in_daemon_thread(work: Callable[[], T], name: str) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,12 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 """Sizes of the thread pools of torch and numpy, read when these are imported."""
 
 
-def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) -> NoReturn:
+def worker_command(
+    role: str, run: Callable[[Config, argparse.Namespace], int] | None = None
+) -> NoReturn:
     """Parses the command line, calls ``run`` and ends the process with its exit status. ``role``:
-    policy, rollout or scorer. ``run`` imports torch itself: its thread pools are sized here,
-    once."""
+    policy, rollout or scorer. ``run`` imports torch itself, because its thread pools are sized
+    here, once. None: the ``run`` of the role's module ``main``."""
 
     def main() -> int:
         options = _parser(role).parse_args()
@@ -39,7 +42,11 @@ def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) 
         config = load_config(options.config, options.overrides)
         threads = getattr(config.fleet, f"{role}_threads")
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
-        return run(config, options)
+        if run is not None:
+            return run(config, options)
+        with without_collection():
+            main = importlib.import_module(f"{role}_worker.main")
+        return int(main.run(config, options))
 
     leave_after(main, f"{role}_worker")
 

@@ -1,6 +1,5 @@
 """An engine of the user's own, which ``rollout.engine`` names as ``package.module:Class``."""
 
-import inspect
 from collections.abc import Callable
 
 from paceline.process.lifetime import leave_after
@@ -24,13 +23,6 @@ def own_engine(name: str) -> Callable[..., Engine]:
         raise EngineError(
             f"rollout.engine = {name!r} lacks {missing}: define what Engine declares abstract"
         )
-    try:
-        inspect.signature(found).bind("config", "tokenizer")
-    except TypeError as error:
-        raise EngineError(
-            f"rollout.engine = {name!r} cannot be made from a config and a tokenizer ({error}): "
-            "take both in __init__"
-        ) from error
     return found
 
 

@@ -12,7 +12,6 @@ conversation 2   S S S S b   | m m S m m m        m: made by the model    traine
                  └ prompt ┘└ completion ──────►   a, b: different openings are masked, too
 """
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from paceline.config.schema import Config
 from paceline.dataset.messages import Message
 from paceline.payloads.group_limits import usable_reward
+from paceline.process.threads import all_or_none
 from paceline.prompt_tokenizer import Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Completion, Engine, Finish, merge_spans
@@ -84,16 +84,10 @@ class EnvironmentRunner:
         tasks = [self._task(held.lease, row, prompt, i) for i in range(held.lease.group_size)]
         conversations = [self._conversation(held, task) for task in tasks]
         timeout_s = settings_of(held.lease, self._config).environment_timeout_s
-        plays = [
-            asyncio.ensure_future(self._play(held.request_id, task, conversation, timeout_s))
+        results = await all_or_none(
+            self._play(held.request_id, task, conversation, timeout_s)
             for task, conversation in zip(tasks, conversations, strict=True)
-        ]
-        try:
-            results = await asyncio.gather(*plays)
-        finally:
-            for running in plays:
-                running.cancel()
-            await asyncio.gather(*plays, return_exceptions=True)
+        )
         shared = common_prompt(conversations)
         made = [masked_completion(conversation, len(shared)) for conversation in conversations]
         newest = [conversation.pieces[-1].turn for conversation in conversations]

@@ -29,6 +29,7 @@ import numpy as np
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import PREFIX, named_scorer
 from paceline.payloads.group_limits import usable_reward
+from paceline.process.threads import all_or_none
 from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.client import call_error
@@ -217,7 +218,7 @@ class GroupScores:
         if not weights:
             return scores
         names, began = list(weights), time.monotonic()
-        replies = await _together([self._ask(name, made, answer, "scores") for name in names])
+        replies = await all_or_none(self._ask(name, made, answer, "scores") for name in names)
         totals, components = list(scores.rewards), [dict(c) for c in scores.components]
         for name, numbers in zip(names, replies, strict=True):
             for index, number in enumerate(numbers):
@@ -235,7 +236,7 @@ class GroupScores:
     async def columns(self, made: GeneratedGroup, answer: Any) -> dict[str, list[bytes]]:
         """By scorer: the bytes of each completion's column. Raises ScorerFailed."""
         names = self._columns
-        replies = await _together([self._ask(name, made, answer, "columns") for name in names])
+        replies = await all_or_none(self._ask(name, made, answer, "columns") for name in names)
         for name, columns in zip(names, replies, strict=True):
             for completion, column in zip(made.completions, columns, strict=True):
                 tokens = len(completion.tokens)
@@ -249,7 +250,7 @@ class GroupScores:
         """The field of all replies, with a value for each completion."""
         requests = list(self._requests(name, made, answer))
         timeout_s = self._config.scorers.by_name[name].timeout_s
-        replies = await _together([scored(self._living, name, r, timeout_s) for r in requests])
+        replies = await all_or_none(scored(self._living, name, r, timeout_s) for r in requests)
         found: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             values, count = getattr(reply, field), len(request.completions)
@@ -286,13 +287,3 @@ class GroupScores:
 
 def _bad(name: str, detail: str) -> ScorerFailed:
     return ScorerFailed("scorer_error", f"scorer {name} {detail}")
-
-
-async def _together(coroutines: list[Any]) -> list[Any]:
-    """Like asyncio.gather, but if one fails the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event, first_line
+from paceline.process.threads import all_or_none
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
@@ -135,14 +136,8 @@ class VLLMEngine(Engine):
             self._idle_since = None
         if self._progress is not None:
             self._spawn(self._progress.watch())
-        tasks = [asyncio.create_task(self._complete(group, i)) for i in range(request.count)]
         try:
-            completions = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+            completions = await all_or_none(self._complete(group, i) for i in range(request.count))
         finally:
             del self._groups[request.request_id]
             if not self._groups:

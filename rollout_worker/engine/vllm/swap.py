@@ -92,7 +92,7 @@ class WeightSwap:
                 old.close()
                 await self.client.ranks("paceline_drop", old.key)
         if self.generate is not None:
-            await self._verify(self.generate, weights.key, named)
+            await self._verify(self.generate, named)
             self.generate = None
         self.usable = self._proven = True
         self.distrusted = False
@@ -201,7 +201,6 @@ class WeightSwap:
     async def _verify(
         self,
         generate: Callable[[Request], Awaitable[tuple[Completion, ...]]],
-        key: int,
         named: Mapping[str, Tensor],
     ) -> None:
         """Checks the kernels' results by log-probs."""
@@ -220,15 +219,3 @@ class WeightSwap:
                 f"{gap:.3g} on average, rounding explains {limit:.3g}"
             )
         event(logger, "first sync verified", gap=gap, limit=limit, compared=self._compares)
-        if not self._compares:
-            return
-        untraced = await self.client.ranks("paceline_untraced", key)
-        if names := set.intersection(*map(set, untraced)):
-            # Copies cannot be traced if a loader computes something before it copies.
-            event(
-                logger,
-                "not all parameters read back: the rest is verified by log-probs only",
-                logging.WARNING,
-                weights=len(names),
-                first=min(names),
-            )

@@ -25,10 +25,6 @@ class Half(Engine):
     async def start(self): ...
     async def generate(self, request): ...
 
-class NoArguments(TransformersEngine):
-    def __init__(self):
-        pass
-
 class Other:
     pass
 """
@@ -49,7 +45,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("no_such_module:Engine", "cannot import no_such_module"),
         ("own_engines:Other", "is no subclass of rollout_worker.engine.base.Engine"),
         ("own_engines:Half", "lacks abort, close, load_weights, stats, version"),
-        ("own_engines:NoArguments", "take both in __init__"),
     ],
 )
 def test_an_engine_that_cannot_serve_is_refused_with_what_it_lacks(name: str, why: str) -> None:
