@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,19 @@ async def get(client: httpx.AsyncClient, path: str) -> Any:
     return answer.json()
 
 
+async def shows(client: httpx.AsyncClient, path: str, check: Callable[[Any], object]) -> None:
+    """Returns once the answer is so."""
+
+    async def holds() -> bool:
+        return bool(check(await get(client, path)))
+
+    await until(holds)
+
+
+def events_of(kind: str) -> Callable[[Any], int]:
+    return lambda answer: sum(event["type"] == kind for event in answer["events"])
+
+
 def assert_problem(answer: httpx.Response, status_code: int, *words: str) -> None:
     assert answer.status_code == status_code, answer.text
     assert answer.headers["content-type"].startswith("application/problem+json")
@@ -63,7 +76,7 @@ async def test_leader_and_standby_say_what_the_ledger_holds(
     truth = await status(control)
     await control.close()
     for client, name in ((leader, "controller-0"), (standby, "controller-1")):
-        await until(lambda c=client: _at_step(c, truth.step))  # type: ignore[misc]
+        await shows(client, "run", lambda run: run["step"] == truth.step)
         run = await get(client, "run")
         assert run["served_by"] == name and run["leader"] == "controller-0"
         for field in ("step", "version", "term", "total_steps", "failovers", "mesh_epoch"):
@@ -90,10 +103,6 @@ async def test_leader_and_standby_say_what_the_ledger_holds(
         assert 0 < run["time_left_s"] < truth.total_steps * 60
 
 
-async def _at_step(client: httpx.AsyncClient, step: int) -> bool:
-    return bool((await get(client, "run"))["step"] == step)
-
-
 async def test_completions_are_handed_out_as_they_were_written(leader: httpx.AsyncClient) -> None:
     listed = await get(leader, "groups?limit=3&sort=oldest")
     assert len(listed["groups"]) == 3 and listed["total"] > 3
@@ -117,8 +126,9 @@ async def test_dropped_groups_are_shown_with_their_reason(
 ) -> None:
     counted = (await get(leader, "run"))["tasks"]["dropped"]
     assert counted == {"uninformative": counted["uninformative"]}
+    count = min(counted["uninformative"], 200)
     for client in (leader, standby):
-        await until(lambda c=client: _dropped(c, counted["uninformative"]))  # type: ignore[misc]
+        await shows(client, "groups?state=dropped", lambda found: found["total"] == count)
     found = await get(leader, "groups?state=dropped&reason=uninformative&sort=oldest&limit=500")
     assert [int(g["group_id"][1:]) % 7 for g in found["groups"]] == [DULL] * found["total"]
     first = found["groups"][0]
@@ -128,10 +138,6 @@ async def test_dropped_groups_are_shown_with_their_reason(
     assert (await get(leader, "groups?state=dropped&max_reward=0.9"))["total"] == 0
     gone = await leader.get(f"/api/v1/groups/{first['group_id']}")
     assert_problem(gone, 404, "dropped (uninformative)")
-
-
-async def _dropped(client: httpx.AsyncClient, count: int) -> bool:
-    return bool((await get(client, "groups?state=dropped"))["total"] == min(count, 200))
 
 
 async def test_settings_are_shown_without_paths_of_the_machine(
@@ -157,25 +163,16 @@ async def test_a_standby_sends_writes_to_the_leader(
         message = done.json()["message"]
         assert message.startswith("desired counts are now policy=1, rollout=3; nobody starts or")
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
-
-    async def scaled() -> int:
-        events = (await get(leader, "events?kind=notable&limit=100"))["events"]
-        return sum(e["type"] == "Scaled" for e in events)
-
-    await until(scaled)
+    notable = "events?kind=notable&limit=1000"
+    await shows(leader, notable, events_of("Scaled"))
     # Run files are written in order: had there been a second one, it would stand before this.
     await leader.post("/api/v1/pause", headers=headers)
     await leader.post("/api/v1/resume", headers=headers)
-    await until(lambda: _happened(leader, "Paused", 2))
-    assert await scaled() == 1
+    await shows(leader, notable, lambda found: events_of("Paused")(found) >= 2)
+    assert events_of("Scaled")(await get(leader, notable)) == 1
     # Nothing of it happens without the token, on either.
     assert_problem(await standby.post("/api/v1/scale", json={"rollout": 9}), 401, "token")
     assert (await get(leader, "run"))["desired"]["rollout"] == 3
-
-
-async def _happened(client: httpx.AsyncClient, kind: str, times: int) -> bool:
-    events = (await get(client, "events?kind=notable&limit=1000"))["events"]
-    return sum(e["type"] == kind for e in events) >= times
 
 
 async def test_what_a_stale_page_sends_undoes_nobody_elses_change(
@@ -225,12 +222,7 @@ async def test_settings_change_and_are_shown_and_marked(
     assert again.json()["message"] == done.json()["message"]
     change = (await get(leader, "run"))["changed"]["train.optimizer.lr"]
     assert (change["old"], change["new"]) == (1e-6, 5e-7)
-
-    async def marked() -> bool:
-        marks = (await get(leader, "events?kind=marks&limit=600"))["events"]
-        return any(mark["type"] == "SettingsChanged" for mark in marks)
-
-    await until(marked)
+    await shows(leader, "events?kind=marks&limit=600", events_of("SettingsChanged"))
     fixed = {"settings": {"rollout.temperature": 0.5}}
     refused = await leader.post("/api/v1/settings", json=fixed, headers=headers)
     assert_problem(refused, 422, "--from CHECKPOINT")
@@ -354,17 +346,12 @@ async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
         done = await leader.post(drained.format("rollout-0"), json=body, headers=headers)
         assert done.status_code == 200, done.text
     assert (await get(leader, "run"))["desired"] == {"policy": 2, "rollout": 3}
-
-    async def told() -> bool:
-        events = (await get(leader, "events?kind=notable"))["events"]
-        return any(e["text"] == "rollout-0 is asked to leave" for e in events)
-
-    await until(told)
-
-    async def draining() -> bool:
-        return bool((await get(standby, "workers/rollout-0"))["state"] == "draining")
-
-    await until(draining)
+    await shows(
+        leader,
+        "events?kind=notable",
+        lambda found: "rollout-0 is asked to leave" in [e["text"] for e in found["events"]],
+    )
+    await shows(standby, "workers/rollout-0", lambda worker: worker["state"] == "draining")
     done = await leader.post(drained.format("policy-0"), headers=headers)
     assert done.status_code == 200, done.text
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}

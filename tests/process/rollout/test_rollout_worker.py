@@ -67,6 +67,36 @@ class Scene:
     async def load(self, version: int) -> None:
         await self.worker.loading.load(StagedWeights(version, {}))
 
+    async def fail_to_load(self, version: int, error: Exception) -> None:
+        """Into the receiver, which so knows that the link must be replaced."""
+        self.engine.load_error = error
+        with pytest.raises(type(error)):
+            await self.load(version)
+        self.engine.load_error = None
+
+    async def begin(self, *task_ids: str) -> list[Key]:
+        """These tasks are leased; returns when the engine is at work on them."""
+        tasks = [self.controller.lease(task_id) for task_id in task_ids]
+        await until(lambda: self.engine.running >= set(task_ids))
+        return tasks
+
+    async def hand_in(self, task_id: str) -> Key:
+        """This task is leased, generated and handed in."""
+        (task,) = await self.begin(task_id)
+        self.engine.finish(task_id)
+        await until(lambda: task in self.controller.groups)
+        return task
+
+    async def drain(self) -> None:
+        """Returns when the worker says that it leaves."""
+        self.controller.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        draining = worker_pb2.LIFECYCLE_DRAINING
+        await until(lambda: self.controller.reports[-1].lifecycle == draining)
+
+    async def end(self) -> None:
+        """Returns when the worker has ended, in whatever way."""
+        await asyncio.wait_for(asyncio.wait([self.ended]), 60)
+
 
 Play = Callable[..., AbstractAsyncContextManager[Scene]]
 
@@ -117,8 +147,7 @@ async def test_a_lease_is_named_in_every_report_until_its_group_is_acknowledged(
     async with play(reward=GATED) as scene:
         controller, engine = scene.controller, scene.engine
         assert await scene.held() == set()
-        first, second = controller.lease("t0"), controller.lease("t1")
-        await until(lambda: engine.running == {"t0", "t1"})
+        first, second = await scene.begin("t0", "t1")
         since = len(controller.reports)
         assert await scene.held() == {first, second}, "generating"
         engine.finish("t0")
@@ -140,8 +169,7 @@ async def test_slots_that_short_samples_leave_are_filled_while_the_long_one_runs
 ) -> None:
     async with play(max_sequences=4) as scene:
         controller, engine = scene.controller, scene.engine
-        controller.lease("t0"), controller.lease("t1")
-        await until(lambda: engine.running == {"t0", "t1"})
+        await scene.begin("t0", "t1")
         controller.lease("t2")
         asked = len(controller.lease_requests)
         assert await scene.held() == {("t0", 1), ("t1", 1)}
@@ -192,8 +220,7 @@ async def test_a_lease_of_which_no_row_fits_into_the_reply_is_not_asked_for_agai
 async def test_a_cancelled_task_is_aborted_and_never_handed_in(play: Play, stage: str) -> None:
     async with play(reward=GATED if stage == "scoring" else "exact_match") as scene:
         controller, engine = scene.controller, scene.engine
-        cancelled, kept, ahead = (controller.lease(name) for name in ("t0", "t1", "t2"))
-        await until(lambda: len(engine.running) == 3)
+        cancelled, kept, ahead = await scene.begin("t0", "t1", "t2")
         if stage == "waiting to be sent":
             # Another submission is on its way, and an outage holds it up.
             controller.refusing_submits = True
@@ -219,10 +246,8 @@ async def test_a_draining_worker_finishes_what_it_holds_takes_nothing_new_and_le
 ) -> None:
     async with play() as scene:
         controller = scene.controller
-        held = controller.lease("t0")
-        await until(lambda: scene.engine.running)
-        controller.lifecycle = worker_pb2.LIFECYCLE_DRAINING
-        await until(lambda: controller.reports[-1].lifecycle == worker_pb2.LIFECYCLE_DRAINING)
+        (held,) = await scene.begin("t0")
+        await scene.drain()
         # The lease request that was open when the directive came is answered after it.
         late = controller.lease("t1")
         await until(lambda: late in controller.returns)
@@ -240,8 +265,7 @@ async def test_a_stopped_worker_and_a_drain_that_takes_too_long_hand_back(
     play: Play, lifecycle: str
 ) -> None:
     async with play(drain_s=0.2 if lifecycle == "DRAINING" else 600.0) as scene:
-        held = scene.controller.lease("t0")
-        await until(lambda: scene.engine.running)
+        (held,) = await scene.begin("t0")
         scene.controller.lifecycle = getattr(worker_pb2, f"LIFECYCLE_{lifecycle}")
         await asyncio.wait_for(scene.ended, 60)
         assert scene.controller.returns[held].kind == rollout_pb2.RETURN_KIND_HAND_BACK
@@ -251,10 +275,8 @@ async def test_a_stopped_worker_and_a_drain_that_takes_too_long_hand_back(
 
 async def test_a_drain_is_over_when_its_last_task_is_cancelled(play: Play) -> None:
     async with play() as scene:
-        scene.controller.lease("t0")
-        await until(lambda: scene.engine.running)
-        scene.controller.lifecycle = worker_pb2.LIFECYCLE_DRAINING
-        await until(lambda: scene.controller.reports[-1].lifecycle == worker_pb2.LIFECYCLE_DRAINING)
+        await scene.begin("t0")
+        await scene.drain()
         scene.controller.cancelled = [common_pb2.TaskRef(task_id="t0", attempt=1)]
         await asyncio.wait_for(scene.ended, 60)
         assert not scene.controller.groups and not scene.controller.returns
@@ -267,15 +289,13 @@ async def test_what_an_engine_dies_with_is_not_handed_back_as_by_one_that_leaves
     death."""
     with pytest.raises(EngineLost, match="device lost"):
         async with play(reward=GATED) as scene:
-            scored = scene.controller.lease("t0")
-            await until(lambda: scene.engine.running)
+            (scored,) = await scene.begin("t0")
             scene.engine.finish("t0")
             await until(lambda: not scene.engine.running)
-            with_it = [scene.controller.lease(f"t{number}") for number in (1, 2)]
-            await until(lambda: len(scene.engine.running) == 2)
+            with_it = await scene.begin("t1", "t2")
             assert await scene.held() == {scored, *with_it}
             scene.engine.fail(EngineError("device lost"))
-            await asyncio.wait_for(asyncio.wait([scene.ended]), 60)
+            await scene.end()
             assert set(scene.controller.returns) == {scored}
             assert set(with_it) <= scene.controller.held
             assert {r.lifecycle for r in scene.controller.reports} == {
@@ -299,15 +319,12 @@ async def test_weights_count_as_loaded_when_the_engine_serves_them_not_when_they
 
 async def test_a_failed_generation_never_enters_training_as_a_zero_reward(play: Play) -> None:
     async with play() as scene:
-        held = scene.controller.lease("t0")
-        await until(lambda: scene.engine.running)
+        (held,) = await scene.begin("t0")
         scene.engine.spoil("t0", GenerationFailed("the model's logits are not finite"))
         await until(lambda: scene.controller.returns)
         returned = scene.controller.returns[held]
-        assert (returned.kind, returned.reason) == (
-            rollout_pb2.RETURN_KIND_FAILED,
-            "generation_error",
-        )
+        failed = rollout_pb2.RETURN_KIND_FAILED, "generation_error"
+        assert (returned.kind, returned.reason) == failed
         assert not scene.controller.groups
 
 
@@ -315,21 +332,15 @@ async def test_weights_that_fail_to_load_are_asked_for_again_while_the_old_ones_
     play: Play,
 ) -> None:
     async with play(at_once=True) as scene:
-        scene.engine.load_error = SwapFailed("the weights do not match their checksum")
         for version in range(4, 3 + LOAD_TRIES):
-            # Into the receiver, which so knows that the link must be replaced.
-            with pytest.raises(SwapFailed):
-                await scene.load(version)
+            await scene.fail_to_load(version, SwapFailed("another checksum"))
         task = scene.controller.lease("t0")
         await until(lambda: task in scene.controller.groups)
         assert scene.controller.groups[task].completions[0].versions[0].version == 3
-        scene.engine.load_error = None
         await scene.load(4)
         await until(lambda: scene.controller.reports[-1].loaded_version == 4)
         # A failure now and then adds up to nothing.
-        scene.engine.load_error = SwapFailed("once more")
-        with pytest.raises(SwapFailed):
-            await scene.load(5)
+        await scene.fail_to_load(5, SwapFailed("once more"))
         await scene.held()
         assert not scene.ended.done()
 
@@ -338,12 +349,9 @@ async def test_an_engine_whose_parameters_differ_serves_nothing_until_it_has_loa
     play: Play,
 ) -> None:
     async with play() as scene:
-        busy = scene.controller.lease("t0")
-        await until(lambda: scene.engine.running)
-        scene.engine.load_error = ParametersDiffer.of(4, ["lm_head.weight", "model.norm.weight"])
-        # Into the receiver: the link is replaced, and the next one brings the weights again.
-        with pytest.raises(ParametersDiffer):
-            await scene.load(4)
+        (busy,) = await scene.begin("t0")
+        differ = ParametersDiffer.of(4, ["lm_head.weight", "model.norm.weight"])
+        await scene.fail_to_load(4, differ)
         await until(lambda: busy in scene.controller.returns)
         returned = scene.controller.returns[busy]
         assert (returned.kind, returned.reason) == (
@@ -355,10 +363,8 @@ async def test_an_engine_whose_parameters_differ_serves_nothing_until_it_has_loa
         report = scene.controller.reports[-1]
         assert report.loaded_version == -1 and "lm_head.weight and 1 more" in report.parity_detail
         assert not scene.engine.running and not scene.controller.groups
-        scene.engine.load_error = None
         await scene.load(4)
-        again = scene.controller.lease("t2")
-        await until(lambda: scene.engine.running)
+        (again,) = await scene.begin("t2")
         scene.engine.release()
         await until(lambda: again in scene.controller.groups)
         assert late in {*scene.controller.returns, *scene.controller.groups}
@@ -371,13 +377,11 @@ async def test_the_third_swap_with_differing_parameters_ends_the_worker(play: Pl
     with pytest.raises(EngineFailed, match=r"differed .* after 3 swaps: .*lm_head"):
         async with play() as scene:
             for version in (4, 5, 6):
-                scene.engine.load_error = ParametersDiffer.of(version, ["lm_head.weight"])
-                with pytest.raises(ParametersDiffer):
-                    await scene.load(version)
-                scene.engine.load_error = None
+                differ = ParametersDiffer.of(version, ["lm_head.weight"])
+                await scene.fail_to_load(version, differ)
                 if version < 6:
                     await scene.load(version)
-            await asyncio.wait_for(asyncio.wait([scene.ended]), 60)
+            await scene.end()
             assert scene.controller.reports[-1].parity_failures == 3, "the last one is told, too"
 
 
@@ -388,8 +392,7 @@ async def test_what_was_begun_with_weights_that_were_never_committed_is_handed_b
     """Their publisher died; others come under the same number, or an older version again."""
     async with play() as scene:
         controller, engine = scene.controller, scene.engine
-        begun = controller.lease("t0")
-        await until(lambda: engine.running == {"t0"})
+        (begun,) = await scene.begin("t0")
         engine.load_gate.clear()
         loading = asyncio.create_task(scene.load(version))
         await until(lambda: set(controller.returns) == {begun})
@@ -404,20 +407,15 @@ async def test_what_was_begun_with_weights_that_were_never_committed_is_handed_b
         assert not engine.running and not scene.worker.may_lease()
         engine.load_gate.set()
         await loading
-        after = controller.lease("t2")
-        await until(lambda: "t2" in engine.running)
-        engine.finish("t2")
-        await until(lambda: after in controller.groups)
+        after = await scene.hand_in("t2")
         assert controller.groups[after].completions[0].versions[0].version == version
 
 
 async def test_an_engine_that_cannot_load_weights_ends_the_worker(play: Play) -> None:
     with pytest.raises(EngineFailed, match="weights 4 not loaded: device lost"):
         async with play() as scene:
-            scene.engine.load_error = EngineError("device lost")
-            with pytest.raises(EngineError):
-                await scene.load(4)
-            await asyncio.wait_for(asyncio.wait([scene.ended]), 60)
+            await scene.fail_to_load(4, EngineError("device lost"))
+            await scene.end()
 
 
 @pytest.mark.parametrize(
@@ -445,9 +443,7 @@ def test_an_engine_killed_while_it_starts_is_not_bad_input(
 async def test_a_rejoining_worker_drops_what_it_held_and_keeps_its_weights(play: Play) -> None:
     async with play(reward=GATED) as scene:
         controller, engine = scene.controller, scene.engine
-        for number in range(3):
-            controller.lease(f"t{number}")
-        await until(lambda: len(engine.running) == 3)
+        await scene.begin("t0", "t1", "t2")
         engine.finish("t1")
         await until(lambda: len(engine.running) == 2)
         old = controller.incarnations[0]
@@ -458,10 +454,7 @@ async def test_a_rejoining_worker_drops_what_it_held_and_keeps_its_weights(play:
         assert set(engine.aborted) == {"t0", "t2"}
         assert controller.reports[-1].loaded_version == 3 and engine.loads == [3]
         worker_rewards.gate.set()
-        after = controller.lease("t5")
-        await until(lambda: engine.running == {"t5"})
-        engine.finish("t5")
-        await until(lambda: controller.groups)
+        after = await scene.hand_in("t5")
         assert set(controller.groups) == {after}, "nothing of the old incarnation is handed in"
 
 
@@ -477,10 +470,7 @@ async def test_a_worker_whose_registration_was_lost_registers_anew(play: Play) -
         assert not scene.ended.done()
         controller.dead.add(lost)
         await until(lambda: len(controller.incarnations) == 2)
-        controller.lease("t0")
-        await until(lambda: scene.engine.running == {"t0"})
-        scene.engine.finish("t0")
-        await until(lambda: controller.groups)
+        await scene.hand_in("t0")
 
 
 async def test_groups_of_an_incarnation_that_is_over_are_not_handed_in_by_the_next(
@@ -489,17 +479,13 @@ async def test_groups_of_an_incarnation_that_is_over_are_not_handed_in_by_the_ne
     async with play() as scene:
         controller = scene.controller
         controller.refusing_submits = True
-        controller.lease("t0")
-        await until(lambda: scene.engine.running)
+        await scene.begin("t0")
         scene.engine.finish("t0")
         await until(lambda: controller.submits)
         controller.dead.add(controller.incarnations[0])
         await until(lambda: len(controller.incarnations) == 2)
         controller.refusing_submits = False
-        after = controller.lease("t1")
-        await until(lambda: scene.engine.running == {"t1"})
-        scene.engine.finish("t1")
-        await until(lambda: controller.groups)
+        after = await scene.hand_in("t1")
         assert set(controller.groups) == {after}
 
 

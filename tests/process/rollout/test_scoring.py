@@ -260,17 +260,14 @@ async def test_batch_async_and_context_forms(make: Any, module: str, processes: 
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-@pytest.mark.parametrize(
-    "word",
-    [
+async def test_a_failed_reward_is_never_a_zero(make: Any, processes: int) -> None:
+    scorer = await make("by_word", processes)
+    for word in (
         *("raise", "nan", "none", "huge", "cancel", "leave"),
         *("timed out", "interrupt", "unspeakable", "odd"),
-    ],
-)
-async def test_a_failed_reward_is_never_a_zero(make: Any, word: str, processes: int) -> None:
-    scorer = await make("by_word", processes)
-    assert await reason(scorer, "fine", word) == "reward_error"
-    assert (await scorer.score(job("fine"))).rewards == [1.0]
+    ):
+        assert await reason(scorer, "fine", word) == "reward_error", word
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
 
 
 @pytest.mark.parametrize("word", ["fork", "close", "reopen", "freeze", "alarm"])
@@ -335,15 +332,15 @@ async def test_an_answer_that_does_not_come_from_a_living_process_is_not_waited_
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-@pytest.mark.parametrize("word", ["timed out", "leave", "cancel"])
 async def test_a_waiting_reward_that_raises_what_is_no_exception_fails(
-    make: Any, word: str, processes: int
+    make: Any, processes: int
 ) -> None:
     """func_timeout's FunctionTimedOut is a BaseException: its group was once held for ever, as with
     a cancellation that nobody asked for."""
     scorer = await make("raises", processes)
     async with asyncio.timeout(60):
-        assert await reason(scorer, "fine", word) == "reward_error"
+        for word in ("timed out", "leave", "cancel"):
+            assert await reason(scorer, "fine", word) == "reward_error", word
         assert (await scorer.score(job("spawn", "fine"))).rewards == [1.0, 1.0]
 
 

@@ -1,8 +1,9 @@
-"""What can be said of the parts without vLLM itself."""
+"""Parts of the engine, mostly without vLLM itself, and what its arguments may be."""
 
 import json
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
+from paceline.prompt_tokenizer import PromptTokenizer
+from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Completion, EngineDied, EngineError, Finish
 from rollout_worker.engine.parameter_parity import differing
 from rollout_worker.engine.vllm import worker_extension
@@ -20,6 +23,8 @@ from rollout_worker.engine.vllm.outputs import complete, join
 from rollout_worker.engine.vllm.rank_weights import RankWeights, stage_for
 from rollout_worker.engine.vllm.readback import CopyPlan, tolerance
 from rollout_worker.engine.vllm.worker_extension import PacelineRank
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.engines import needs_vllm, tiny_config
 
 
 class Rank(PacelineRank):
@@ -155,12 +160,9 @@ def test_a_stop_string_that_straddles_the_prefix_is_found_in_unfinished_output()
     assert (letters(sample.tokens), sample.finish, sample.stop) == ("abcEND", Finish.STOP, "END")
 
 
-def test_faults_smaller_than_a_twentieth_are_no_rounding_of_small_logits() -> None:
+def test_only_large_logits_round_by_a_twentieth_and_quantising_has_a_bound_too() -> None:
     assert tolerance("bfloat16", 0.5, quantised=False) < 0.015
     assert tolerance("float32", 0.5, quantised=False) <= 1e-3
-
-
-def test_large_logits_round_more_and_quantising_has_a_bound_too() -> None:
     small, large = (tolerance("bfloat16", size, quantised=False) for size in (0.5, 4.0))
     assert small < large < tolerance("bfloat16", 100.0, quantised=False) <= 0.05
     assert 0.05 < tolerance("bfloat16", 0.5, quantised=True) < 1.0
@@ -195,3 +197,34 @@ async def test_an_engine_that_is_lost_once_it_was_up_is_no_bad_input(
     engine = VLLMEngine(config, tokenizer)
     with pytest.raises(EngineDied, match="Executor failed"):
         await engine.start()
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"enforce_eagre": True},
+            "enforce_eagre is not an engine argument",
+        ),
+        ({"nonsense": 1}, "rollout.vllm.nonsense is not an engine argument"),
+        ({"max_num_seqs": 4}, "set by rollout.max_sequences"),
+        ({"logprobs_mode": "raw_logprobs"}, "cannot be changed"),
+        ({"gpu_memory_utilization": 7}, "gpu_memory_utilization"),
+    ],
+)
+async def test_a_wrong_argument_is_named_before_anything_starts(
+    tmp_path: Path, given: dict[str, object], message: str
+) -> None:
+    config = tiny_config(make_tiny_model(tmp_path), engine="vllm", vllm=given)
+    engine = make_engine(config, PromptTokenizer(config))
+    with pytest.raises(EngineError, match=message):
+        await engine.start()
+    await engine.close()
+
+
+def test_other_engines_refuse_what_only_vllm_can(tmp_path: Path) -> None:
+    for rollout in ({"on_update": "drain"}, {"on_update": "recompute"}, {"tensor_parallel": 2}):
+        config = tiny_config(make_tiny_model(tmp_path), **rollout)
+        with pytest.raises(EngineError, match="vllm"):
+            make_engine(config, PromptTokenizer(config))

@@ -1,6 +1,5 @@
 """The bottleneck of constructed measurements: each limit is told apart, with its remedy."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,143 +19,106 @@ from paceline.config.sections.workers import FleetConfig
 from paceline.v1 import worker_pb2
 from tests.fixtures.ledgers import Driven
 
-STARVED = Pace(step_s=2.0, wait_s=1.6, compute_s=0.3, generate_s=1.0, reward_s=0.1)
-CASES: dict[BottleneckKind, tuple[Pace, str, str]] = {
-    # Measurements; the remedy's words; words of a remedy that would not help.
-    BottleneckKind.TRAINERS: (
-        replace(STARVED, wait_s=0.1, compute_s=1.8, shares=FlowShares(closed=0.9, ready=0.9)),
-        "Add policy replicas",
-        "Add rollout workers",
+K = BottleneckKind
+ROLLOUT, POLICY, JOURNAL = "Add rollout workers", "Add policy replicas", "Redis"
+STALENESS = "train.max_staleness"
+SLOTS_FREE = {"occupancy": 0.1, "idle": 0.9, "closed": 0.8}
+NO_ENGINE = ("engine", "slots", "sample", "reward", "generation")
+"""Words for what a run of recorded data does not have."""
+
+
+def starved(shares: dict[str, float] | None = None, **changes: Any) -> Pace:
+    """Trainers that wait for groups most of the time."""
+    usual = {"step_s": 2.0, "wait_s": 1.6, "compute_s": 0.3, "generate_s": 1.0, "reward_s": 0.1}
+    return Pace(**{**usual, **changes}, shares=FlowShares(**shares or {}))
+
+
+def recorded(shares: dict[str, float] | None = None, **changes: Any) -> Pace:
+    return starved(shares, **{"generate_s": 0.0, "reward_s": 0.0, "recorded": True, **changes})
+
+
+def judged(shares: dict[str, float]) -> Pace:
+    """Groups that wait for a scorer also count as groups that wait for the reward functions."""
+    shares = {**SLOTS_FREE, "scoring": 5.0, **shares}
+    return starved(shares, reward_s=0.7, scorer="scorer:helpful", scorers=1)
+
+
+# Measurements; their limit, words of its remedy, and words of remedies that would not help.
+CASES: dict[str, tuple[Pace, BottleneckKind, str, tuple[str, ...]]] = {
+    "trainers": (
+        starved({"closed": 0.9, "ready": 0.9}, wait_s=0.1, compute_s=1.8),
+        *(K.TRAINERS, POLICY, (ROLLOUT,)),
     ),
-    BottleneckKind.GENERATION: (
-        replace(STARVED, shares=FlowShares(occupancy=0.97)),
-        "Add rollout workers",
-        "reward.processes",
+    "generation": (starved({"occupancy": 0.97}), K.GENERATION, ROLLOUT, ("reward.processes",)),
+    "rewards": (
+        starved({**SLOTS_FREE, "scoring": 5.0}, reward_s=0.7),
+        *(K.REWARDS, "reward.processes", (STALENESS,)),
     ),
-    BottleneckKind.REWARDS: (
-        replace(
-            STARVED,
-            reward_s=0.7,
-            shares=FlowShares(occupancy=0.1, idle=0.9, closed=0.8, scoring=5.0),
-        ),
-        "reward.processes",
-        "train.max_staleness",
+    "scorers": (
+        judged({"scorers": 0.95}),
+        *(K.SCORERS, "paceline scale scorer:helpful=2", ("reward.processes",)),
     ),
-    BottleneckKind.SCORERS: (
-        # The groups that wait for a scorer also count as groups that wait for the reward functions.
-        replace(
-            STARVED,
-            reward_s=0.7,
-            scorer="scorer:helpful",
-            scorers=1,
-            shares=FlowShares(occupancy=0.1, idle=0.9, closed=0.8, scoring=5.0, scorers=0.95),
-        ),
-        "paceline scale scorer:helpful=2",
-        "reward.processes",
+    "scorers with time to spare": (judged({"scorers": 0.3}), K.REWARDS, "", ()),
+    "full engines beside scorers": (
+        judged({"scorers": 0.95, "occupancy": 0.95, "scoring": 0.0}),
+        *(K.GENERATION, "", ()),
     ),
-    BottleneckKind.STALENESS: (
-        # As a first user met it: rewards only wait, so that any number is scored at once.
-        replace(
-            STARVED,
+    "staleness, as a first user met it": (
+        # Rewards only wait, so that any number is scored at once.
+        starved(
+            {"occupancy": 0.05, "idle": 0.9, "closed": 1.0},
             step_s=0.42,
             wait_s=0.37,
             generate_s=0.05,
             reward_s=0.7,
             max_staleness=1,
-            shares=FlowShares(occupancy=0.05, idle=0.9, closed=1.0),
         ),
-        "train.max_staleness to 16",
-        "Add rollout workers",
+        *(K.STALENESS, f"{STALENESS} to 16", (ROLLOUT,)),
     ),
-    BottleneckKind.CONTROLLER: (
-        replace(STARVED, append_s=0.3, lease_s=0.7, shares=FlowShares(occupancy=0.3, idle=0.6)),
-        "Redis",
-        "Add rollout workers",
+    "synchronous": (
+        starved({"occupancy": 0.3, "closed": 0.9}, max_staleness=0),
+        *(K.STALENESS, "a staleness of 0 allows", ()),
     ),
-    BottleneckKind.WEIGHTS: (
-        replace(
-            STARVED,
-            transfer_s=3.0,
-            max_staleness=1,
-            shares=FlowShares(occupancy=0.2, idle=0.7, lagging=0.7),
-        ),
-        "train.max_staleness",
-        "Add rollout workers",
+    # Engines that are full whenever trainers wait for them are too few all the same.
+    "synchronous with full engines": (
+        starved({"occupancy": 0.75, "closed": 0.5}, max_staleness=0),
+        *(K.GENERATION, "", ()),
     ),
+    "leases": (
+        starved({"occupancy": 0.3, "idle": 0.6}, append_s=0.3, lease_s=0.7),
+        *(K.CONTROLLER, JOURNAL, (ROLLOUT,)),
+    ),
+    "commits": (
+        starved(step_s=1.0, wait_s=0.1, compute_s=0.1, commit_s=0.8, append_s=0.2),
+        *(K.CONTROLLER, JOURNAL, ()),
+    ),
+    "weights": (
+        starved({"occupancy": 0.2, "idle": 0.7, "lagging": 0.7}, transfer_s=3.0, max_staleness=1),
+        *(K.WEIGHTS, STALENESS, (ROLLOUT,)),
+    ),
+    "recorded: tokenising": (recorded(), K.GENERATION, f"{ROLLOUT} (now 1)", NO_ENGINE),
+    "recorded: staleness": (
+        recorded({"closed": 0.9}, max_staleness=2),
+        *(K.STALENESS, f"Raise {STALENESS} to 5", NO_ENGINE),
+    ),
+    "recorded: nothing ahead": (
+        recorded(max_staleness=0),
+        *(K.STALENESS, "as a staleness of 0 allows", NO_ENGINE),
+    ),
+    "recorded: journal": (recorded(append_s=0.3), K.CONTROLLER, JOURNAL, NO_ENGINE),
+    "recorded: unsent": (recorded({"unsent": 2.0}), K.CONTROLLER, JOURNAL, NO_ENGINE),
+    "recorded: trainers": (recorded({"ready": 0.9}, wait_s=0.1), K.TRAINERS, POLICY, NO_ENGINE),
+    "recorded: balanced": (recorded(wait_s=0.1), K.NONE, "keep pace", NO_ENGINE),
 }
 
 
-RECORDED = replace(STARVED, generate_s=0.0, reward_s=0.0, recorded=True)
-OF_RECORDED: dict[str, tuple[Pace, BottleneckKind, str]] = {
-    "tokenising": (RECORDED, BottleneckKind.GENERATION, "Add rollout workers (now 1)"),
-    "staleness": (
-        replace(RECORDED, max_staleness=2, shares=FlowShares(closed=0.9)),
-        BottleneckKind.STALENESS,
-        "Raise train.max_staleness to 5",
-    ),
-    "nothing ahead": (
-        replace(RECORDED, max_staleness=0),
-        BottleneckKind.STALENESS,
-        "as a staleness of 0 allows",
-    ),
-    "journal": (replace(RECORDED, append_s=0.3), BottleneckKind.CONTROLLER, "Redis"),
-    "unsent": (
-        replace(RECORDED, shares=FlowShares(unsent=2.0)),
-        BottleneckKind.CONTROLLER,
-        "Redis",
-    ),
-    "trainers": (
-        replace(RECORDED, wait_s=0.1, shares=FlowShares(ready=0.9)),
-        BottleneckKind.TRAINERS,
-        "Add policy replicas",
-    ),
-    "balanced": (replace(RECORDED, wait_s=0.1), BottleneckKind.NONE, "keep pace"),
-}
-
-
-@pytest.mark.parametrize("name", OF_RECORDED)
-def test_recorded_data_is_limited_by_nothing_that_it_does_not_have(name: str) -> None:
-    """No engine runs, no weights are sent, nothing is rewarded."""
-    pace, kind, remedy = OF_RECORDED[name]
+@pytest.mark.parametrize("name", CASES)
+def test_each_limit_is_told_with_the_remedy_that_helps(name: str) -> None:
+    pace, kind, remedy, futile = CASES[name]
     found = bottleneck_of(pace)
     assert found.kind is kind, found.sentence
     assert remedy in found.sentence
-    for absent in ("engine", "slots", "sample", "reward", "generation"):
-        assert absent not in found.sentence
-
-
-@pytest.mark.parametrize("kind", CASES)
-def test_each_limit_is_told_with_the_remedy_that_helps(kind: BottleneckKind) -> None:
-    pace, remedy, futile = CASES[kind]
-    found = bottleneck_of(pace)
-    assert found.kind is kind, found.sentence
-    assert remedy in found.sentence and futile not in found.sentence
-
-
-def test_limits_that_look_like_another_are_told_apart() -> None:
-    scored = CASES[BottleneckKind.SCORERS][0]
-    sync = replace(STARVED, max_staleness=0, shares=FlowShares(occupancy=0.3, closed=0.9))
-    assert "a staleness of 0 allows" in bottleneck_of(sync).sentence
-    for pace, kind in (
-        # Scorers with time to spare.
-        (replace(scored, shares=replace(scored.shares, scorers=0.3)), BottleneckKind.REWARDS),
-        (
-            replace(scored, shares=replace(scored.shares, occupancy=0.95, scoring=0.0)),
-            BottleneckKind.GENERATION,
-        ),
-        (sync, BottleneckKind.STALENESS),
-        # Engines that are full whenever trainers wait for them are too few all the same.
-        (
-            replace(sync, shares=FlowShares(occupancy=0.75, closed=0.5)),
-            BottleneckKind.GENERATION,
-        ),
-        # Commits wait for the journal.
-        (
-            Pace(step_s=1.0, wait_s=0.1, compute_s=0.1, commit_s=0.8, append_s=0.2),
-            BottleneckKind.CONTROLLER,
-        ),
-    ):
-        assert bottleneck_of(pace).kind is kind
+    assert not [words for words in futile if words in found.sentence]
 
 
 # ---- measurement ----------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from examples.environments.calculator import LARGEST, BadExpression, answer, calculator, evaluate
 from examples.environments.guess_number import guess_number
-from paceline.v1 import rollout_pb2
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, mask_of, staged, tokens_of
 
@@ -85,14 +84,6 @@ async def test_the_calculator_answers_in_the_middle_of_the_text_until_it_is_not_
         assert completion.reward == 1.0, "exact_match of what follows the newest result"
 
 
-async def test_a_model_that_only_calculates_is_scored_as_it_stands(model: Path) -> None:
-    async with staged(model, calculator, lambda prompt: "<calc>1/0</calc>", max_turns=3) as stage:
-        group = await stage.group(lease_of({"prompt": "How many?", "answer": "50"}))
-        assert group.completions[0].text.count("<result>error: division by zero</result>") == 2
-        assert group.completions[0].reward == 0.0
-        assert group.completions[0].finish_reason == rollout_pb2.FINISH_REASON_LENGTH
-
-
 # ---- guessing
 
 
@@ -119,16 +110,3 @@ async def test_a_model_that_halves_the_range_finds_the_number(model: Path, chat:
             assert one.reward == 1.0 + one.reward_components["speed"]
             found.append(one.text)
         assert len(set(found)) > 1, "different tasks, different numbers"
-
-
-async def test_speed_is_rewarded_and_not_finding_it_is_not(model: Path) -> None:
-    async with staged(model, guess_number, bisect, max_turns=4) as stage:
-        rewards = [
-            (await stage.group(lease_of({"prompt": "Guess!", "answer": answer}))).completions[0]
-            for answer in ("50", "75", "99")
-        ]
-        assert [dict(c.reward_components) for c in rewards] == [
-            {"solved": 1.0, "speed": 0.5 * 3 / 4},
-            {"solved": 1.0, "speed": 0.5 * 2 / 4},
-            {"solved": 0.0, "speed": 0.0},
-        ]

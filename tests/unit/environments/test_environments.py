@@ -255,44 +255,24 @@ async def test_where_it_does_not_score_the_weighted_reward_functions_do(model: P
         assert completion.reward == 0.5 * 4 + 2.0 * 1
 
 
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (float("nan"), "it returned the reward nan"),
-        ({"a": float("inf")}, "it returned the reward inf"),
-        ("7", "it returned '7', not a number, numbers by name, TurnRewards, or None"),
-        ({}, "it returned 0 rewards, 1 to 64 allowed"),
-        ([1.0], "it returned [1.0], not a number, numbers by name, TurnRewards, or None"),
-    ],
-    ids=str,
-)
-async def test_what_is_no_reward_fails_the_attempt(model: Path, returned: Any, words: str) -> None:
-    async def odd(task: EnvironmentTask, sample: Sample) -> Any:
-        await sample(task.prompt)
-        return returned
-
-    async with staged(model, odd, lambda prompt: "a") as stage:
-        refused = await stage.refusal()
-        assert (refused.kind, refused.reason) == (FAILED, "environment_error")
-        assert words in refused.detail
-
-
-async def test_a_group_is_scored_in_one_way(model: Path) -> None:
-    async def some(task: EnvironmentTask, sample: Sample) -> float | None:
-        await sample(task.prompt)
-        return 1.0 if task.index else None
-
-    async with staged(model, some, lambda prompt: "a") as stage:
-        refused = await stage.refusal()
-        assert refused.reason == "environment_error"
-        assert "1 of 2 samples were scored" in refused.detail
-
-
 # ---- failures
 
 
 async def no_turn(task: EnvironmentTask, sample: Sample) -> float:
     return 1.0
+
+
+def returning(value: Any) -> Any:
+    async def environment(task: EnvironmentTask, sample: Sample) -> Any:
+        await sample(task.prompt)
+        return value
+
+    return environment
+
+
+async def scores_one_sample(task: EnvironmentTask, sample: Sample) -> float | None:
+    await sample(task.prompt)
+    return 1.0 if task.index else None
 
 
 class FunctionTimedOut(BaseException):
@@ -328,6 +308,12 @@ def asking(said: Any, **how: Any) -> Any:
     ("environment", "words"),
     [
         (no_turn, "before the model had a turn"),
+        (returning(float("nan")), "it returned the reward nan"),
+        (returning({"a": float("inf")}), "it returned the reward inf"),
+        (returning("7"), "it returned '7', not a number, numbers by name, TurnRewards, or None"),
+        (returning({}), "it returned 0 rewards, 1 to 64 allowed"),
+        (returning([1.0]), "it returned [1.0], not a number"),
+        (scores_one_sample, "1 of 2 samples were scored"),
         (failing(KeyError("no such door")), "no such door"),
         (failing(SystemExit(3)), "SystemExit"),
         (failing(FunctionTimedOut("1.5 s")), "FunctionTimedOut: 1.5 s (test_environments.py:"),

@@ -71,11 +71,6 @@ async def test_who_is_cut_off_within_an_entry_gets_nothing_twice() -> None:
         assert len(asked) > 1
 
 
-async def test_cuts_in_a_row_lose_nothing_and_repeat_nothing() -> None:
+async def test_cuts_in_a_row_lose_nothing_and_repeat_nothing_nor_what_comes_after_the_end() -> None:
     seen, _ = await followed([1, 1, 3, 2, 1])
     assert seen == [event["type"] for _, event in RECORDS]
-
-
-async def test_what_comes_after_the_end_of_the_run_is_still_told() -> None:
-    seen, _ = await followed([])
-    assert seen[-3:] == ["RunFinished", "WorkerChanged", "CheckpointRecorded"]

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.ledger.enums import Kind
-from controller.ledger.views import oldest_fresh
 from paceline.ids import TaskId
 from paceline.payloads.group_limits import Invalid
 from paceline.payloads.store import Payloads, Ref, StoreFull, partial_ref
@@ -16,7 +14,6 @@ from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.tasks.partial_rollouts import PartialRollouts, partial_group, prefixes_of
-from tests.fixtures.ledgers import Driven
 
 PROMPT = np.array([13, 5, 8, 14], np.int32)
 TASK = common_pb2.TaskRef(task_id="t0", attempt=2)
@@ -187,27 +184,3 @@ async def test_damaged_work_begins_again(scene: Scene, change: Callable[[Any], N
     for blob in (group.SerializeToString(), b"\xff"):
         scene.store.blobs[partial_ref(TaskId("t0"))] = blob
         assert await scene.prefixes() == ()
-
-
-# -- what a lease says of fresh versions
-
-
-def test_a_lease_names_the_oldest_versions_that_would_be_trained() -> None:
-    """Tokens of one step ago are trained: with version 2 committed and no step open, the next step
-    is 3."""
-    run = Driven(groups_per_step=2, eval_rows=1, max_token_age=1)
-    run.policy("p0")
-    run.rollout("r0", "r1")
-    (evaluation,) = run.lease("r0", 1).leases
-    assert oldest_fresh(run.state, evaluation.task_id) == (0, 0)
-    first, second = run.lease("r0", 2).leases
-    run.return_task("r0", second, "hand_back")
-    run.submit("r0", first)
-    run.lease("r1", 1)
-    run.fill("r1", 1)
-    run.train()
-    run.train("r0")
-    assert run.state.versions.version == 2
-    (task,) = (t for t in run.state.tasks.records.values() if t.task_id == second.task_id)
-    assert task.kind is Kind.TRAIN
-    assert oldest_fresh(run.state, task.task_id) == (0, 1), "late groups: the last token decides"
