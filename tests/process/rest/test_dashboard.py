@@ -16,7 +16,6 @@ from testbed.fleets.controllers import addresses, config_of, running_controllers
 from testbed.workers.fake_workers import FakeRollout, make_group
 from tests.fixtures.browser import browser, errors_of
 from tests.fixtures.rest import HTML, bearer, rest_url, train
-from tests.unit.rest.test_rest_index import write_long_run
 
 VISIBLE = "return document.getElementById(arguments[0]).textContent"
 
@@ -326,6 +325,23 @@ async def _register(controllers: Controllers, count: int) -> None:
         await asyncio.gather(*(w.session.register() for w in workers[first : first + 50]))
     for worker in workers:
         await worker.control.close()
+
+
+def write_long_run(directory: Path, steps: int) -> None:
+    """The file of a long run."""
+    names = "reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "tokens_per_s"
+    with (directory / "events.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            event = {
+                "position": f"{1000 + step}-0",
+                "n": 1,
+                "t": 1000.0 + step,
+                "type": "StepCommitted",
+                "step": step,
+                "version": step,
+                "metrics": dict.fromkeys(names, step / steps),
+            }
+            file.write(json.dumps(event, separators=(",", ":")) + "\n")
 
 
 def test_a_thousand_workers_and_a_hundred_thousand_steps_stay_smooth(

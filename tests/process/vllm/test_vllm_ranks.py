@@ -86,24 +86,6 @@ async def test_wrong_parameters_are_noticed_at_the_first_sync(faulty: Faulty) ->
 
 
 @in_one_loop
-async def test_every_element_is_compared_at_the_first_sync(
-    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, complete = faulty.engine._client, []
-    ranks = client.ranks
-
-    async def noted(method: str, *arguments: Any) -> list[Any]:
-        if method == "paceline_check":
-            complete.append(arguments[-1])
-        return await ranks(method, *arguments)
-
-    monkeypatch.setattr(client, "ranks", noted)
-    await faulty.load(faulty.models[0])
-    await faulty.load(faulty.models[1])
-    assert complete == [True, False]
-
-
-@in_one_loop
 async def test_a_swap_that_fails_on_one_rank_happens_on_none(faulty: Faulty) -> None:
     await faulty.load(faulty.models[0])
     version = faulty.engine.version

@@ -28,13 +28,6 @@ def test_a_stop_string_over_several_tokens_is_found_when_its_last_token_comes() 
     assert ended_by(("</answer>",), np.array([2, 3, 9], dtype=np.int32), decode) == "</answer>"
 
 
-def test_only_tokens_that_can_end_a_stop_string_are_looked_at() -> None:
-    assert may_end("ab") == [
-        *[False, True, False, False, False, False, False],
-        *[True, True, False],
-    ]
-
-
 def test_a_long_completion_is_not_decoded_whole() -> None:
     seen: list[int] = []
 

@@ -1,35 +1,17 @@
-"""The projection of long runs: incremental, bounded, exact and quick."""
+"""The projection of long runs: incremental, bounded and exact."""
 
-import json
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
-from controller.projector import Projector
 from paceline.observe.curves import MetricStore
 from paceline.observe.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
 from paceline.observe.file_tail import FileTail
 from paceline.observe.run_files import JsonLinesFile
 
-NAMES = ("reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "tokens_per_s")
-
 
 def rows(count: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "position": f"{1000 + step}-0",
-            "n": 0,
-            "t": 1000.0 + step,
-            "kind": "step",
-            "step": step,
-            "version": step,
-            **dict.fromkeys(NAMES, step / count),
-        }
-        for step in range(1, count + 1)
-    ]
+    kind = {"kind": "step", "reward_mean": 0.5, "loss": 0.1}
+    return [{**kind, "t": 1000.0 + n, "step": n, "version": n} for n in range(1, count + 1)]
 
 
 FAULTS = ("WorkerDied", "MeshBroken", "RolledBack", "TaskDropped")
@@ -41,26 +23,6 @@ def rendered(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "severity": severity, "text": f"words for {event['type']}"}
 
 
-def write_long_run(directory: Path, steps: int) -> None:
-    """The file of a long run, with a spike and a fault in it."""
-    with (directory / "events.jsonl").open("w") as file:
-        for step in range(1, steps + 1):
-            head = {"position": f"{1000 + step}-0", "n": 1, "t": 1000.0 + step}
-            event: dict[str, Any] = {
-                **head,
-                "type": "StepCommitted",
-                "step": step,
-                "version": step,
-                "metrics": dict.fromkeys(NAMES, step / steps),
-            }
-            if step == steps // 3:
-                event["metrics"]["loss"] = 99.0
-            file.write(json.dumps(event, separators=(",", ":")) + "\n")
-            if step == steps // 3:
-                died = {**head, "n": 2, "type": "WorkerDied", "worker_id": "r", "how": "lease"}
-                file.write(json.dumps(rendered(died), separators=(",", ":")) + "\n")
-
-
 def add(history: EventHistory, position: str, n: int, t: float, event: dict[str, Any]) -> None:
     history.add({"position": position, "n": n, "t": t, **rendered(event)})
 
@@ -68,28 +30,6 @@ def add(history: EventHistory, position: str, n: int, t: float, event: dict[str,
 def committed(history: EventHistory, position: str, n: int, t: float, step: int) -> None:
     metrics = {"reward_mean": 0.5}
     add(history, position, n, t, {"type": "StepCommitted", "step": step, "metrics": metrics})
-
-
-@pytest.mark.heavy
-async def test_a_hundred_thousand_steps_are_read_once_and_answered_at_once(tmp_path: Path) -> None:
-    assert np.__version__  # loaded, as in a controller: its import is no part of the answer
-    write_long_run(tmp_path, 100_000)
-    index = Projector(tmp_path)
-    began = time.perf_counter()
-    index.begin(None)
-    await index.ask(lambda i: len(i.metrics))
-    loading_s = time.perf_counter() - began
-    began = time.perf_counter()
-    curves = await index.ask(lambda i: i.metrics.curves(NAMES, since=0, until=1 << 53, points=500))
-    answering_s = time.perf_counter() - began
-    assert len(curves["x"]) == 500 and curves["x"][-1] == 100_000
-    # One step in a hundred thousand, and still on the curve.
-    assert max(curves["high"]["loss"]) == 99.0
-    assert min(curves["low"]["reward_mean"]) == pytest.approx(1e-5)
-    faults = await index.ask(lambda i: i.history.after(None, limit=9, kinds="faults"))
-    assert [(e.step, e.commit_s) for e in faults] == [(33_333, 1.0)]
-    assert answering_s < loading_s / 3, "the file is read once, not for each answer"
-    index.close()
 
 
 def test_a_bucket_has_the_mean_and_the_extremes_of_its_steps() -> None:

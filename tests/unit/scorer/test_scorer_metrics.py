@@ -1,5 +1,6 @@
 """Metrics of scorers: what a server measures of its requests is what Prometheus is told."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -55,20 +56,16 @@ def request(count: int) -> scorer_pb2.ScoreRequest:
     return made
 
 
-async def test_completions_wait_while_they_are_computed_and_count_once_they_are_scored() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_completions_wait_while_they_are_computed_and_count_only_if_they_are_scored(
+    fails: bool,
+) -> None:
     server, scorer = served()
-    await server._score(request(3), Context())  # type: ignore[arg-type]
-    assert (scorer.seen, server.queued, server.scored) == (3, 0, 3)
-    assert server.scored_requests == 1 and server.request_s > 0
-
-
-async def test_a_request_that_fails_leaves_the_queue_and_counts_as_nothing() -> None:
-    server, scorer = served()
-    scorer.fails = True
-    with pytest.raises(RuntimeError, match="DATA_LOSS"):
+    scorer.fails = fails
+    with pytest.raises(RuntimeError, match="DATA_LOSS") if fails else nullcontext():
         await server._score(request(3), Context())  # type: ignore[arg-type]
-    assert (scorer.seen, server.queued, server.scored) == (3, 0, 0)
-    assert (server.scored_requests, server.request_s) == (0, 0.0)
+    assert (scorer.seen, server.queued, server.scored) == (3, 0, 0 if fails else 3)
+    assert (server.scored_requests, server.request_s > 0) == ((0, False) if fails else (1, True))
 
 
 def test_prometheus_gets_what_scorers_have_counted() -> None:
