@@ -58,8 +58,6 @@ class Autoscaling:
         self._autoscaler = Autoscaler(
             limits_of(fleet, leader.context.config.train.groups_per_step),
             steps=fleet.autoscale_steps,
-            high=fleet.autoscale_high,
-            patience=fleet.autoscale_patience,
         )
         self._limited = fleet.scorers_max is not None
         self._step = -1

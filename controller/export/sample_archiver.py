@@ -39,6 +39,9 @@ T = TypeVar("T")
 
 FLUSH_S = 60.0  # a step waits at most this long for its file
 FLUSH_BYTES = 16 << 20  # content that fills a file
+STEP_BYTES, READ_BYTES_S = 64 << 20, 1 << 20
+"""Payloads that are read of one step, and a second on average: reading all would slow down a leader
+that commits steps as fast as it can."""
 SLICE, SLICE_BYTES = 64, 1 << 20
 """Payloads that are turned into text in one go, at most, and about how many bytes."""
 _TOKEN_BYTES = 12  # about what a token takes: id and log-prob in the payload, and its text
@@ -65,7 +68,7 @@ class SampleArchiver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._room, self._room_at = float(config.step_mb << 20), clock()
+        self._room, self._room_at = float(STEP_BYTES), clock()
         """Bytes that may be read now, as of that time."""
         self._config = config
         self._run_dir = run_dir
@@ -166,11 +169,9 @@ class SampleArchiver:
         return [c | {"completions": json.dumps(c["completions"])} if c else {} for c in found]
 
     def _take(self, size: int) -> float:
-        """Bytes of a step's ``size`` that may be read: at most archive.step_mb, and
-        archive.read_mb_s on average."""
+        """Bytes of a step's ``size`` that may be read."""
         now = self._clock()
-        room = self._room + (now - self._room_at) * self._config.read_mb_s * (1 << 20)
-        room = min(room, float(self._config.step_mb << 20))
+        room = min(self._room + (now - self._room_at) * READ_BYTES_S, float(STEP_BYTES))
         taken = min(room, float(size))
         self._room, self._room_at = room - taken, now
         return taken

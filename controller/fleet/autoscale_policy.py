@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+HIGH = 0.25  # Fraction of time that one role waits for the other from which a change is proposed
+PATIENCE = 2  # Consecutive measurements that must propose the same move
 LEAST_GAIN = 0.05  # Fraction of time that a change must save
 LARGEST_SHARE = 0.9
 """Limit of measured waiting: a larger value would ask for over ten times the workers."""
@@ -60,13 +62,11 @@ class Proposal:
         return asdict(self.counts) | dict(self.scorers)
 
 
-def propose(
-    now: WorkerCounts, limits: ScaleBounds, waits: Waits, *, high: float
-) -> Proposal | None:
-    """A better fleet by this measurement; None if waiting is below ``high`` or none is better."""
+def propose(now: WorkerCounts, limits: ScaleBounds, waits: Waits) -> Proposal | None:
+    """A better fleet by this measurement; None if waiting is below ``HIGH`` or none is better."""
     starved = min(waits.starved, LARGEST_SHARE)
     throttled = min(waits.throttled, LARGEST_SHARE)
-    if max(starved, throttled) < high:
+    if max(starved, throttled) < HIGH:
         return None
     if waits.scorer is not None:
         pool, workers = waits.scorer
@@ -114,13 +114,10 @@ def _shrink(now: WorkerCounts, role: str, limit: tuple[int, int | None]) -> list
 class Autoscaler:
     """Proposals from repeated measurements. Call ``observe`` once for every committed step."""
 
-    def __init__(self, limits: ScaleBounds, *, steps: int, high: float, patience: int) -> None:
-        """``steps``: steps of one measurement, and steps skipped after a change of the fleet.
-        ``patience``: consecutive measurements that must propose the same move."""
+    def __init__(self, limits: ScaleBounds, *, steps: int) -> None:
+        """``steps``: steps of one measurement, and steps skipped after a change of the fleet."""
         self._limits = limits
         self._steps = steps
-        self._high = high
-        self._patience = patience
         self._counts: WorkerCounts | None = None
         self._skip = 0
         self._seen: list[Waits] = []
@@ -150,12 +147,12 @@ class Autoscaler:
         throttled = _average(w.throttled for w in self._seen)
         self._seen.clear()
         mean = Waits(starved, throttled, waits.scorer)
-        found = propose(counts, self._limits, mean, high=self._high)
+        found = propose(counts, self._limits, mean)
         before, desired = asdict(counts), found.desired if found is not None else {}
         move = {(p, n > before.get(p, 0)) for p, n in desired.items() if n != before.get(p)}
         self._agreed = self._agreed + 1 if move and move == self._move else 1
         self._move = move
-        self.proposal = found if self._agreed >= self._patience else None
+        self.proposal = found if self._agreed >= PATIENCE else None
 
 
 def _average(values: Iterable[float]) -> float:

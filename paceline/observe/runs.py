@@ -50,9 +50,7 @@ def summarise(
     rewards = column("reward_mean")
     # Recorded data has a held-out loss in the place of a reward.
     scores = [row.get("eval_loss", row["eval_reward_mean"]) for row in run.evals]
-    scored = [
-        (row, score) for row, score in zip(run.evals, scores, strict=True) if score is not None
-    ]
+    scored = [score for score in scores if score is not None]
 
     def counted(name: str, times: int = 1) -> int | None:
         return None if counts is None else int(counts.get(name, 0)) * times
@@ -64,13 +62,11 @@ def summarise(
         "checkpoint_step": checkpoints[-1].step if checkpoints else 0,
         "reward_first5": _mean(rewards[:FIRST_LAST]),
         "reward_last5": _mean(rewards[-FIRST_LAST:]),
-        "eval_first": scored[0][1] if scored else None,
-        "eval_last": scored[-1][1] if scored else None,
+        "eval_first": scored[0] if scored else None,
+        "eval_last": scored[-1] if scored else None,
         "eval_sets": _newest_of_sets(run.evals),
-        "eval_last_count": scored[-1][0]["eval_count"] if scored else None,
         "best_checkpoint_step": best.step if best else None,
         "best_checkpoint_eval": best.reward_mean if best else None,
-        "evals_without_scores": sum(not _has_score(row) for row in run.evals),
         "samples_trained": counted("trained", group_size),
         "groups_dropped": None if counts is None else dict(counts.get("dropped", {})),
         "prompts_truncated": int(sum(column("prompts_truncated"))),
@@ -108,14 +104,6 @@ def _newest_of_sets(evals: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
             metrics = {c.removeprefix(head): v for c, v in row.items() if c.startswith(head)}
             found[name] = {"step": row["step"], **metrics}
     return found
-
-
-def _has_score(row: Mapping[str, Any]) -> bool:
-    """Return True if any set of the round has a reward, or recorded data a loss. A round may
-    lack the set that ranks checkpoints."""
-    scores = [value for name, value in row.items() if name.endswith("/reward")]
-    scores += [row.get("eval_loss"), row["eval_reward_mean"]]
-    return any(value is not None for value in scores)
 
 
 def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:

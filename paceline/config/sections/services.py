@@ -104,15 +104,9 @@ class MetricsConfig(Section):
 class ArchiveConfig(Section):
     enabled: bool = True
     """Keep the groups of every step in `<run_dir>/samples`, for `paceline samples` and the
-    dashboard."""
+    dashboard: the facts of all, and texts of as many as the leader has time to read."""
     max_mb: Positive = 1024
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
-    step_mb: Positive = 64
-    """Payloads of one step that are read, in MiB, about. Of a larger step, texts of a random part
-    of the groups are kept, and the facts of all."""
-    read_mb_s: Annotated[float, Field(gt=0)] = 1.0
-    """Payloads that are read a second, in MiB, on average. Above it, texts of a random part are
-    kept: reading all would slow down a leader that commits steps as fast as it can."""
 
 
 AlertKind = Literal[

@@ -174,10 +174,6 @@ class FleetConfig(Section):
     them."""
     autoscale_steps: Positive = 10
     """Steps in one measurement of waiting times, and steps skipped after a change of the fleet."""
-    autoscale_high: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """Fraction of time that one role waits for the other from which a change is proposed."""
-    autoscale_patience: Positive = 2
-    """Consecutive measurements that must agree before a change is proposed."""
     policy_threads: Positive = 1
     """CPU threads of a policy rank."""
     rollout_threads: Positive = 1

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.fleet.autoscale_policy import (
+    HIGH,
     LEAST_GAIN,
     Autoscaler,
     Proposal,
@@ -15,7 +16,6 @@ from controller.fleet.autoscale_policy import (
     waiting,
 )
 
-HIGH = 0.25
 shares = st.floats(min_value=0.0, max_value=1.0)
 limits = st.builds(
     lambda p, q, r, s: ScaleBounds((min(p, q), max(p, q)), (min(r, s), max(r, s))),
@@ -43,7 +43,7 @@ def follow(
     bounds: ScaleBounds, counts: WorkerCounts, waits, rounds: int = 60
 ) -> list[WorkerCounts]:
     """Fleets of a run that carries out every proposal; ``waits(counts)`` is what it measures."""
-    scaler = Autoscaler(bounds, steps=3, high=HIGH, patience=2)
+    scaler = Autoscaler(bounds, steps=3)
     fleets = [counts]
     for _ in range(rounds * 12):
         scaler.observe(fleets[-1], waits(fleets[-1]), settled=True)
@@ -62,7 +62,7 @@ def test_a_proposal_is_within_the_bounds_changes_one_role_and_saves_waiting(
     bounds: ScaleBounds, start: tuple[float, float], starved: float, throttled: float
 ) -> None:
     now = inside(bounds, start)
-    found = propose(now, bounds, Waits(starved, throttled), high=HIGH)
+    found = propose(now, bounds, Waits(starved, throttled))
     if found is None:
         return
     assert max(starved, throttled) >= HIGH
@@ -100,7 +100,7 @@ def test_in_a_run_that_answers_to_the_changes_it_settles_without_a_cycle(
     assert len(set(fleets)) == len(fleets), "it came back to a fleet it had left"
     idle = [max(waits(fleet).starved, waits(fleet).throttled) for fleet in fleets]
     assert idle == sorted(idle, reverse=True), "a change made waiting worse"
-    found = propose(fleets[-1], bounds, waits(fleets[-1]), high=HIGH)
+    found = propose(fleets[-1], bounds, waits(fleets[-1]))
     # A mean of equal numbers may differ from them in the last bit: a gain may be just enough or
     # not.
     assert found is None or gain(found, fleets[-1], waits(fleets[-1])) <= LEAST_GAIN + 1e-9
@@ -122,7 +122,7 @@ def test_in_a_run_that_answers_to_the_changes_it_settles_without_a_cycle(
 def test_the_slower_role_grows(
     now: WorkerCounts, most_policy: int, waits: Waits, wanted: WorkerCounts | None
 ) -> None:
-    found = propose(now, ScaleBounds((1, most_policy), (1, 8)), waits, high=HIGH)
+    found = propose(now, ScaleBounds((1, most_policy), (1, 8)), waits)
     assert (None if found is None else found.counts) == wanted
     assert found is None or "50% of the time" in found.why
 
@@ -134,7 +134,7 @@ def observe(scaler: Autoscaler, times: int, starved: float, **how) -> Proposal |
 
 
 def test_one_measurement_is_not_enough_and_a_contradiction_starts_over() -> None:
-    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3, high=HIGH, patience=2)
+    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3)
     observe(scaler, 1, 0.5)  # meets the fleet
     assert observe(scaler, 3, 0.5) is None
     assert observe(scaler, 3, 0.0) is None
@@ -144,7 +144,7 @@ def test_one_measurement_is_not_enough_and_a_contradiction_starts_over() -> None
 
 
 def test_after_a_change_it_waits_before_it_measures() -> None:
-    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3, high=HIGH, patience=2)
+    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3)
     observe(scaler, 7, 0.5)
     assert scaler.proposal is not None
     more = WorkerCounts(1, 4)
@@ -153,7 +153,7 @@ def test_after_a_change_it_waits_before_it_measures() -> None:
 
 
 def test_while_workers_are_still_starting_nothing_is_measured() -> None:
-    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3, high=HIGH, patience=1)
+    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3)
     for _ in range(20):
         scaler.observe(WorkerCounts(1, 4), Waits(0.8, 0.0), settled=False)
     assert scaler.proposal is None

@@ -116,14 +116,15 @@ class Groups:
 
 
 async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts_of_all(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven = trained(40, steps=50)
     state = driven.state
     tokens = sum(task.group.tokens for task in state.tasks.records.values() if task.group)
     now, payloads = [0.0], Groups()
     # Half of what the steps have, which come once a second.
-    archiver = archiver_of(tmp_path, payloads, read_mb_s=tokens * 12 / 40 / 2 / 2**20)
+    monkeypatch.setattr("controller.export.sample_archiver.READ_BYTES_S", tokens * 12 / 40 / 2)
+    archiver = archiver_of(tmp_path, payloads)
     archiver._clock = lambda: now[0]
     archiver._room, archiver._room_at = 0.0, 0.0  # nothing is saved up from the time before
     steps = sorted(state.steps.history)

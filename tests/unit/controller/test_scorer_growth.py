@@ -28,7 +28,7 @@ def waits(workers: int = 1, starved: float = 0.8, pool: str = POOL) -> Waits:
 
 
 def test_a_proposal_needs_as_many_steps_in_a_row_as_it_is_patient() -> None:
-    growth = Autoscaler(LIMITS, steps=3, high=0.25, patience=1)
+    growth = Autoscaler(LIMITS, steps=3)
     found = []
     none = Waits(0.0, 0.0)
     for one in (
@@ -44,7 +44,9 @@ def test_a_proposal_needs_as_many_steps_in_a_row_as_it_is_patient() -> None:
         growth.observe(FLEET, one, settled=True)
         found.append(growth.proposal)
     assert found == [None] * 8
-    growth.observe(FLEET, waits(), settled=True)
+    for _ in range(4):  # the end of one measurement, and another that agrees
+        assert growth.proposal is None
+        growth.observe(FLEET, waits(), settled=True)
     assert growth.proposal is not None and growth.proposal.scorers == {POOL: 2}
     for _ in range(3):
         growth.observe(FLEET, waits(starved=0.1), settled=True)
@@ -64,7 +66,7 @@ def test_it_grows_by_what_is_waited_within_its_limits(
     workers: int, starved: float, most: int | None, wanted: int
 ) -> None:
     limits = replace(LIMITS, scorers=most)
-    found = propose(FLEET, limits, waits(workers, starved), high=0.25)
+    found = propose(FLEET, limits, waits(workers, starved))
     assert found is not None and found.scorers == {POOL: wanted} and found.counts == FLEET
 
 

@@ -194,7 +194,7 @@ def test_the_autoscaler_adds_no_workers_for_a_limit_that_they_do_not_lift() -> N
 
     def proposed(run: Driven, **gauges: float) -> Any:
         leader = leader_of(run, **gauges)
-        fleet = FleetConfig(policy=1, rollout=1, autoscale_steps=1, autoscale_patience=1)
+        fleet = FleetConfig(policy=1, rollout=1, autoscale_steps=1)
         leader.context.config.fleet = fleet
         leader.context.config.train.groups_per_step = run.state.run.groups_per_step
         leader.proposal = None

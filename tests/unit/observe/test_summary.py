@@ -87,7 +87,6 @@ def test_an_evaluation_without_a_score_is_no_reward_of_zero(tmp_path: Path) -> N
     scores = evaluated(0, None), evaluated(1, 0.5, 7.0), evaluated(2, None)
     found = summary_of(write(tmp_path, committed(1), *scores))
     assert (found["eval_first"], found["eval_last"]) == (0.5, 0.5)
-    assert (found["eval_last_count"], found["evals_without_scores"]) == (7.0, 2)
 
 
 def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:
