@@ -253,13 +253,12 @@ class PromptTokenizer:
         if self._tokenizer.chat_template:
             with contextlib.suppress(BadPrompt):
                 text = self._templated(_answered("-answer-"), answered=True)
+                added = self._tokenizer.added_tokens_decoder
+                special = {token for token, entry in added.items() if entry.special}
+                special.update(self._tokenizer.all_special_ids)
                 first = self.encode(text.partition("-answer-")[2])[:1]
-                ends += [token for token in first if self._is_special(token)]
+                ends += [token for token in first if token in special]
         return tuple(dict.fromkeys(end for end in ends if end is not None))
-
-    def _is_special(self, token: int) -> bool:
-        added = self._tokenizer.added_tokens_decoder.get(token)
-        return token in self._tokenizer.all_special_ids or (added is not None and added.special)
 
     @property
     def has_template(self) -> bool:

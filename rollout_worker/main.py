@@ -236,7 +236,18 @@ class RolloutWorker:
         )
         self.session.on_directive(self.converge)
         self.session.on_rejoin(self.rejoin)
-        produce = self.make_producer(partials)
+        produce: Produce
+        if isinstance(engine, NoEngine):
+            produce = RecordedProducer(RowEncoder(config, self.tokenizer), engine).produce
+        else:
+            self.producer = GroupProducer(
+                *(config, self.tokenizer, engine, self.scorer, self.environments),
+                set_scorers=self.set_scorers,
+                group_scores=self.group_scores,
+                partials=partials,
+                failures=FailedAttempts(self._run_dir, self.worker_id),
+            )
+            produce = self.producer.produce
         died = self.lifecycle.engine_died
         self.tasks = TaskRunner(self.session, held, engine, produce, partials, died)
         if every := config.rollout.partial_every_tokens:
@@ -246,19 +257,6 @@ class RolloutWorker:
         scorer = None if config.recorded else self.scorer
         parts = (self.lifecycle, self.tasks, self.leasing, self.loading, scorer)
         self.reports = RolloutReport(*parts, config.rollout.max_sequences)
-
-    def make_producer(self, partials: PartialRollouts) -> Produce:
-        config, tokenizer = self.config, self.tokenizer
-        if isinstance(self.engine, NoEngine):
-            return RecordedProducer(RowEncoder(config, tokenizer), self.engine).produce
-        self.producer = GroupProducer(
-            *(config, tokenizer, self.engine, self.scorer, self.environments),
-            set_scorers=self.set_scorers,
-            group_scores=self.group_scores,
-            partials=partials,
-            failures=FailedAttempts(self._run_dir, self.worker_id),
-        )
-        return self.producer.produce
 
     async def close(self) -> None:
         for task in self.held:

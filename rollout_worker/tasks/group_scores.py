@@ -73,9 +73,6 @@ class LivingScorer:
     def answered(self) -> None:
         self.trouble, self.not_before, self.pause_s = "", 0.0, FIRST_PAUSE_S
 
-    def call_over(self, call: object) -> None:
-        self.open_calls -= 1
-
 
 class LivingScorers:
     """On one event loop. ``changed`` is replaced by a new event whenever the set changes."""
@@ -113,8 +110,12 @@ class LivingScorers:
         """One call without a time limit."""
         method = bind_method(scorer.channel, SCORE)
         call: Call = asyncio.ensure_future(method(request, metadata=call_metadata(self._token)))
+
+        def over(_: Call) -> None:
+            scorer.open_calls -= 1
+
         scorer.open_calls += 1
-        call.add_done_callback(scorer.call_over)
+        call.add_done_callback(over)
         return call
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ that Paceline sets is refused, with the name of the field that sets it.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -107,16 +107,6 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
             # The rank lives in the engine's process: one process and one hop per step less.
             arguments["distributed_executor_backend"] = "uni"
     return arguments | given
-
-
-def engine_environment(arguments: Mapping[str, Any], *, cpu: bool) -> None:
-    """Environment variables for vLLM's processes that depend on their arguments."""
-    if cpu and arguments.get("enforce_eager"):
-        # Even so vLLM compiles a helper of its sampler: fifteen seconds before the first token.
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    if arguments.get("distributed_executor_backend") == "uni":
-        # Otherwise vLLM starts a process for the rank only to set OMP_NUM_THREADS, which is set.
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def cache_bytes(model: PretrainedConfig, context: int, sequences: int, dtype: str) -> int:
@@ -233,7 +223,13 @@ class VLLMClient:
                 f"{current_platform.device_type}"
             )
         given = engine_arguments(config, model, cpu=cpu)
-        engine_environment(given, cpu=cpu)
+        if cpu and given.get("enforce_eager"):
+            # Even so vLLM compiles a helper of its sampler: fifteen seconds before the first token.
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        if given.get("distributed_executor_backend") == "uni":
+            # Otherwise vLLM starts a process for the rank only to set OMP_NUM_THREADS, which is
+            # set.
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         torch.set_num_threads(config.fleet.rollout_threads)
         with torch.device("meta"):
             shape = AutoModelForCausalLM.from_config(

@@ -278,13 +278,12 @@ class VLLMEngine(Engine):
     # ---- background work
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._quietly(work))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        def over(task: asyncio.Task[None]) -> None:
+            self._background.discard(task)
+            # The requests concerned fail by themselves.
+            if not task.cancelled() and (error := task.exception()) is not None:
+                event(logger, "background work failed", logging.WARNING, error=first_line(error))
 
-    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
-        # The requests concerned fail by themselves.
-        try:
-            await work
-        except Exception as error:
-            event(logger, "background work failed", logging.WARNING, error=first_line(error))
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(over)

@@ -98,7 +98,7 @@ class Readback(TorchFunctionMode):
         copying if every recorded copy went into a parameter in use, and all other elements are zero
         (padding) or belong to parameters that are not in ``loaded``."""
         written = _by_storage(self.views.values())
-        if not written.keys() <= _storages(model):
+        if not written.keys() <= _by_storage((*model.parameters(), *model.buffers())).keys():
             return None
         parameters, loaded = dict(model.named_parameters()), set(loaded)
         if any(_storage_of(parameters[n]) not in written for n in loaded & parameters.keys()):
@@ -139,10 +139,6 @@ class CopyPlan:
 
     def copy(self, sources: Sequence[Tensor]) -> None:
         torch._foreach_copy_(self._memory, list(sources), non_blocking=True)
-
-
-def _storages(model: nn.Module) -> set[int]:
-    return {_storage_of(t) for t in (*model.parameters(), *model.buffers())}
 
 
 def _storage_of(tensor: Tensor) -> int:

@@ -140,8 +140,11 @@ class WeightSwap:
                 llm.reset_prefix_cache(reset_running_requests=on_update == "recompute")
             )
             if not emptied:
-                # Waiting sequences carry the salt of blocks that the old weights made.
-                await self._restart_unstarted()
+                # Waiting sequences carry the salt of blocks that the old weights made. The engine
+                # starts them again, with the new version's salt.
+                states = [s for s in internals.states(llm) if internals.tokens_so_far(s) == 0]
+                if names := list(map(internals.name_of, states)):
+                    await call(llm.abort(names))
         finally:
             await call(llm.resume_generation())
         pause = time.monotonic() - started
@@ -190,13 +193,6 @@ class WeightSwap:
                 await self.client.ranks("paceline_drop", weights.key)
             raise ParametersDiffer.of(weights.version, wrong)
         self._checked += 1
-
-    async def _restart_unstarted(self) -> None:
-        """The engine starts them again, with the new version's salt."""
-        llm = self.client.llm
-        states = [s for s in internals.states(llm) if internals.tokens_so_far(s) == 0]
-        if names := list(map(internals.name_of, states)):
-            await self.client.call(llm.abort(names))
 
     async def _verify(
         self,
