@@ -11,10 +11,11 @@ the run waits for the open step at most: workers at rest are not to blame.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from controller.diagnosis import steps, stores, workers
 from controller.diagnosis.evidence import Culprit, CulpritKind, Diagnosis, Evidence, seconds
-from controller.ledger.enums import Phase
+from controller.ledger.enums import Phase, Role
 from paceline.observe.vocabulary import Severity
 
 WORKING = frozenset(CulpritKind) - {CulpritKind.NONE, CulpritKind.STARTING_WORKER, CulpritKind.HUB}
@@ -97,9 +98,9 @@ RULES: tuple[Rule, ...] = (
     stores.payloads,
     stores.dataset,
     stores.leadership,
-    workers.absent_policy,
+    partial(workers.absent, Role.POLICY),
     *STEP,
-    workers.absent_rollout,
+    partial(workers.absent, Role.ROLLOUT),
     steps.loads,
     steps.groups,
     workers.anyone_silent,

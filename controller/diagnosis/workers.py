@@ -108,15 +108,8 @@ def anyone_silent(e: Evidence) -> Diagnosis | None:
     return None if worker is None else silent_worker(e, worker, "the run")
 
 
-def absent_policy(e: Evidence) -> Diagnosis | None:
-    return _absent(Role.POLICY, e)
-
-
-def absent_rollout(e: Evidence) -> Diagnosis | None:
-    return _absent(Role.ROLLOUT, e)
-
-
-def _absent(role: Role, e: Evidence) -> Diagnosis | None:
+def absent(role: Role, e: Evidence) -> Diagnosis | None:
+    """No worker of the role is at work."""
     registered = [w for w in e.workers if w.role is role]
     if any(w.lifecycle is not Lifecycle.STARTING for w in registered):
         return None
