@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paceline.config import Config
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch import restarts
 from paceline_launcher.launch.child import ChildSpec, ChildSpecs
@@ -21,6 +20,7 @@ from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.node_workers import NodeWorkers, publish_point
 from paceline_launcher.node_placement import Placement
 from testbed.fleets.controllers import until
+from tests.fixtures.configs import config_of
 
 # Its environment is there as soon as the file is.
 WAITS = """
@@ -74,13 +74,7 @@ class Ledger:
         return self.status
 
 
-CONFIG = Config.model_validate(
-    {
-        "model": {"path": "m"},
-        "data": {"path": "d"},
-        "fleet": {"policy": 1, "policy_ranks": 4, "rollout": 1, "controllers": 1},
-    }
-)
+CONFIG = config_of(fleet={"policy": 1, "policy_ranks": 4, "rollout": 1, "controllers": 1})
 
 
 @asynccontextmanager

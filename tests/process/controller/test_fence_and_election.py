@@ -15,7 +15,6 @@ from controller.store import snapshot_json
 from controller.store.election import Election
 from controller.store.journal import Deposed, Journal, JournalGap, LedgerSnapshot, Position
 from controller.store.redis_keys import Keys
-from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.redis.client import (
     UNWRITABLE,
@@ -29,6 +28,7 @@ from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_d
 from paceline_launcher.launch.run_dir import check_no_leader, clear
 from testbed.fleets.controllers import until
 from testbed.redis.full_redis import full_redis
+from tests.fixtures.configs import config_of
 
 KEYS = Keys("r")
 
@@ -270,14 +270,7 @@ async def test_a_second_fleet_neither_joins_nor_wipes_out_a_run_that_another_one
 ) -> None:
     """Started elsewhere under the same name, it replaced the first one's workers, each in turn."""
     (tmp_path / "summary.json").write_text("{}")
-    config = Config.model_validate(
-        {
-            "run": {"name": "r"},
-            "model": {"path": "m"},
-            "data": {"path": "d"},
-            "redis": {"url": url},
-        }
-    )
+    config = config_of(run={"name": "r"}, redis={"url": url})
     async with leading(redis, "a"):
         with pytest.raises(BadInput, match=r"led by a at a:1 .* another run\.name"):
             await asyncio.to_thread(check_no_leader, config)

@@ -227,9 +227,7 @@ def test_a_relay_without_anything_new_to_send_is_not_at_fault(relays: Relays) ->
 
 
 def test_what_a_relay_has_damaged_is_noticed_and_fetched_elsewhere(relays: Relays) -> None:
-    relay, child = relays.receiving(), relays.receiving()
-    relays.trainer.set_links([link(1)])
-    relay.receiver.set_link(link(1), 1)
+    (relay,), child = chain(relays, 1), relays.receiving()
     relays.trainer.begin(snapshot_of(1))
     relay.serves(1)
     held = relay.receiver.relay._held  # type: ignore[union-attr]
@@ -325,9 +323,7 @@ def test_a_version_that_was_taken_back_is_not_handed_on(relays: Relays) -> None:
 
 
 def test_what_is_committed_is_handed_on_in_a_new_tree(relays: Relays) -> None:
-    relay, child = relays.receiving(), relays.receiving()
-    relays.trainer.set_links([link(1)])
-    relay.receiver.set_link(link(1), 1)
+    (relay,), child = chain(relays, 1), relays.receiving()
     relays.trainer.begin(snapshot_of(1))
     relay.serves(1)
     until(lambda: relays.trainer.sent_bytes > 0)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -32,10 +33,9 @@ Pair = tuple[ProcessMesh, ProcessMesh]
 @pytest.fixture
 def link(url: str, request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Both ends of a link in this process."""
-    ends: dict[int, ProcessMesh] = {}
 
-    def form(rank: int) -> None:
-        ends[rank] = ProcessMesh.form(
+    def form(rank: int) -> ProcessMesh:
+        return ProcessMesh.form(
             url=url,
             key=request.node.name,
             rank=rank,
@@ -44,14 +44,11 @@ def link(url: str, request: pytest.FixtureRequest) -> Iterator[Pair]:
             cancelled=lambda: False,
         )
 
-    threads = [threading.Thread(target=form, args=(rank,)) for rank in (PUBLISHER, RECEIVER)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    yield ends[PUBLISHER], ends[RECEIVER]
-    for end in ends.values():
-        end.abandon()
+    with ThreadPoolExecutor() as pool:
+        publisher, receiver = pool.map(form, (PUBLISHER, RECEIVER))
+    yield publisher, receiver
+    publisher.abandon()
+    receiver.abandon()
 
 
 class Sending(threading.Thread):
@@ -171,22 +168,14 @@ def test_a_message_of_nonsense_is_refused(link: Pair, raw: bytes) -> None:
 
 def test_a_receiver_of_another_release_is_told_so(link: Pair) -> None:
     publisher, receiver = link
-    refusal: list[Exception] = []
-
-    def publish() -> None:
-        try:
-            await_hello(publisher)
-        except WeightsRefused as error:
-            refusal.append(error)
-
-    publishing = threading.Thread(target=publish)
-    publishing.start()
-    send_frame(receiver, {"protocol": 3, "version": 5, "base": ""}, PUBLISHER)
-    answer = recv_frame(receiver, PUBLISHER, 1 << 16)
-    publishing.join()
+    with ThreadPoolExecutor() as pool:
+        publishing = pool.submit(await_hello, publisher)
+        send_frame(receiver, {"protocol": 3, "version": 5, "base": ""}, PUBLISHER)
+        answer = recv_frame(receiver, PUBLISHER, 1 << 16)
     assert "version 3 " in answer["refused"]
     assert "run the same release of Paceline" in answer["refused"]
-    assert str(refusal[0]) == answer["refused"]
+    refusal = publishing.exception()
+    assert isinstance(refusal, WeightsRefused) and str(refusal) == answer["refused"]
 
 
 @pytest.mark.parametrize(
@@ -205,11 +194,10 @@ def test_a_publisher_that_is_of_another_release_or_refuses_is_heard(
         recv_frame(publisher, RECEIVER, 1 << 16)
         send_frame(publisher, answer, RECEIVER)
 
-    sending = threading.Thread(target=answer_it, daemon=True)
-    sending.start()
-    with pytest.raises(WeightsRefused, match=said):
-        say_hello(receiver, -1)
-    sending.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(answer_it)
+        with pytest.raises(WeightsRefused, match=said):
+            say_hello(receiver, -1)
 
 
 def base_of(snapshot: WeightSnapshot) -> ReceiverBase:

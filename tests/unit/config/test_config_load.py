@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paceline.config import Config, ConfigError, fleet_digest, load_config, to_toml
 from paceline.config.load import field_lines, unknown_setting
 from paceline.config.schema import AUTO_FANOUT
+from tests.fixtures.configs import config_of
 
 MINIMAL = '[model]\npath = "m"\n\n[data]\npath = "d"\n'
 
@@ -211,9 +212,7 @@ def test_digest_covers_what_the_fleet_must_share_and_nothing_else(tmp_path: Path
 
 @given(st.text(), st.lists(st.text(min_size=1)))
 def test_any_text_survives_toml(name: str, stops: list[str]) -> None:
-    config = Config.model_validate(
-        {"model": {"path": name}, "data": {"path": "d"}, "rollout": {"stop": stops}}
-    )
+    config = config_of(model={"path": name}, rollout={"stop": stops})
     import tomllib
 
     read = Config.model_validate(tomllib.loads(to_toml(config)))

@@ -11,7 +11,7 @@ from controller import replicated_controller
 from controller.replicated_controller import READING, Controller
 from controller.status import status_head
 from controller.store.journal import Deposed
-from paceline.config.schema import Config
+from tests.fixtures.configs import config_of
 
 
 class Short:
@@ -31,7 +31,7 @@ def won(monkeypatch: pytest.MonkeyPatch) -> Controller:
         pass
 
     context: Any = SimpleNamespace(
-        config=Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}}),
+        config=config_of(),
         run_dir=None,
         identity=SimpleNamespace(controller_id="c"),
         clock=SimpleNamespace(monotonic=lambda: 7.0, time=lambda: 7.0),

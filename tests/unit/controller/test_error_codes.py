@@ -17,12 +17,12 @@ import policy_worker.main
 import rollout_worker.main
 from controller.ledger.decisions.commands import CommandRefused
 from controller.services.grpc_server import Services
-from paceline.config.schema import Config
 from paceline.errors import RefusalCode
 from paceline.payloads.group_limits import Invalid
 from paceline.rpc import client
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2, rollout_pb2
+from tests.fixtures.configs import config_of
 from tests.fixtures.sockets import fresh_address
 
 TOKEN = "of-the-run"
@@ -152,6 +152,6 @@ def test_only_a_registration_can_be_refused_for_bad_input(
     made: Callable[..., Any] = lambda *_: Ending(code, admitted, waits=rollout)  # noqa: E731
     monkeypatch.setattr(module, role, made)
     monkeypatch.setattr(module.logs, "setup", lambda _: None)
-    config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}})
+    config = config_of()
     given = {"controllers": ["127.0.0.1:1"], "run_dir": None, "tensor_host": None}
     assert module.run(config, SimpleNamespace(id="w", **given)) == status

@@ -9,17 +9,14 @@ from controller.context import RunSettings
 from controller.ledger.enums import Phase
 from paceline.config.load import ConfigError, changeable
 from paceline.config.schema import Config
+from tests.fixtures.configs import config_of
 from tests.fixtures.ledgers import Driven
 
 
 def config(max_tokens: int, steps: int = 10) -> Config:
-    return Config.model_validate(
-        {
-            "model": {"path": "m"},
-            "data": {"path": "d"},
-            "train": {"loss": {"aggregation": "dr_grpo"}, "steps": steps},
-            "rollout": {"max_tokens": max_tokens},
-        }
+    return config_of(
+        train={"loss": {"aggregation": "dr_grpo"}, "steps": steps},
+        rollout={"max_tokens": max_tokens},
     )
 
 

@@ -12,8 +12,8 @@ from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, Wo
 from controller.fleet.flow_shares import FlowAverage
 from controller.fleet_loops import Autoscaling
 from controller.ledger import decisions as cmd
-from paceline.config.schema import Config
 from paceline.v1 import worker_pb2
+from tests.fixtures.configs import config_of
 from tests.fixtures.ledgers import Driven
 
 POOL = "scorer:helpful"
@@ -75,13 +75,9 @@ def test_it_grows_by_what_is_waited_within_its_limits(
 
 def leader_of(run: Driven, scorer: dict[str, Any], queued: float, **fleet: Any) -> Any:
     """Its engines have free slots, and each scorer reports ``queued`` completions."""
-    config = Config.model_validate(
-        {
-            "model": {"path": "/m"},
-            "data": {"path": "rows.jsonl"},
-            "scorers": {"helpful": scorer},
-            "fleet": {"policy": 1, "rollout": 1, "autoscale_steps": 2, **fleet},
-        }
+    config = config_of(
+        scorers={"helpful": scorer},
+        fleet={"policy": 1, "rollout": 1, "autoscale_steps": 2, **fleet},
     )
     gauges = {"slot_occupancy": 0.1, "engine_idle_fraction": 0.9, "queued": queued}
     report = worker_pb2.Report(gauges=gauges)

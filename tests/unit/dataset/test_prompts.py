@@ -1,10 +1,15 @@
-"""A row becomes plain text or chat messages by the configuration alone."""
+"""A row becomes plain text or chat messages, in whatever form it is written."""
 
 import copy
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from paceline.config.sections.training import DataConfig
+from paceline.dataset.messages import BadMessage, normal_message
 from paceline.dataset.rows import DataError, load_rows, prompt_of
 from paceline.dataset.training_rows import check_rows
 
@@ -69,3 +74,63 @@ def test_a_prompt_that_no_row_can_give_is_refused_at_the_start(tmp_path):
     check_rows(rows, data())
     with pytest.raises(DataError, match=r"rows.jsonl: first row: .*set data.chat = true"):
         check_rows(rows, data(system_prompt="Be brief."))
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]
+CALL = [{"type": "function", "function": {"name": "f", "arguments": {"query": "a"}}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"role": "user", "content": PARTS}, "abc"),
+        ({"role": "assistant", "content": None, "tool_calls": CALL}, ""),
+        ({"role": "assistant", "tool_calls": CALL}, ""),
+        ({"role": "user", "content": "a", "name": None, "tool_calls": None}, "a"),
+    ],
+)
+def test_content_becomes_text(message: dict[str, Any], content: str) -> None:
+    normal = normal_message(message)
+    assert normal["content"] == content
+    assert None not in normal.values()
+    assert normal.get("tool_calls") == message.get("tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "image_url"),
+        ({"role": "user", "content": [{"type": "audio", "text": "a"}]}, "audio"),
+        ({"role": "user", "content": [None]}, "NoneType"),
+        ({"role": "user", "content": 4}, "int"),
+        ({"role": "user", "content": None}, "user has no content"),
+        ({"content": "a"}, "role and content"),
+        ("text", "role and content"),
+    ],
+)
+def test_what_is_not_text_is_refused_by_name(message: Any, words: str) -> None:
+    with pytest.raises(BadMessage, match=words):
+        normal_message(message)
+
+
+def test_fields_that_parquet_fills_are_not_content(tmp_path: Path) -> None:
+    calls = [[{"query": "a"}], [{"a": 1}]]
+    parquet.write_table(pa.table({"calls": calls, "answer": ["x", None]}), tmp_path / "a.parquet")
+    rows = load_rows(tmp_path)
+    assert [rows[i] for i in range(2)] == [
+        {"calls": [{"query": "a"}], "answer": "x"},
+        {"calls": [{"a": 1}], "answer": None},
+    ]
+
+
+def test_linked_directories_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "more").mkdir()
+    for folder in ("data", "more"):
+        (tmp_path / folder / "rows.jsonl").write_text('{"p": 1}\n')
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "more")
+    # A description beside the data is no row.
+    (tmp_path / "data" / "dataset_infos.json").write_text('{"default": {}}')
+    assert len(load_rows(tmp_path / "data")) == 2
+    (tmp_path / "more" / "back").symlink_to(tmp_path / "data")
+    assert len(load_rows(tmp_path / "data")) == 2, "a link that leads back adds nothing"

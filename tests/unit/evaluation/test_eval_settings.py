@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
 from paceline_launcher.cli.eval_command import SET, Wanted, settings
+from tests.fixtures.configs import config_of
 
 
 def prompts_of(config: Config) -> DataConfig:
@@ -12,7 +13,5 @@ def prompts_of(config: Config) -> DataConfig:
 
 
 def test_prompts_are_made_as_in_the_run() -> None:
-    base = Config.model_validate(
-        {"model": {"path": "m"}, "data": {"path": "d", "prompt_template": "{q}="}}
-    )
+    base = config_of(data={"prompt_template": "{q}="})
     assert prompts_of(settings(Wanted(data="held_out"), base, "m")).prompt_template == "{q}="

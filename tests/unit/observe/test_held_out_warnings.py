@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from controller.ledger.specs import EvalSet
-from paceline.config.schema import Config
 from paceline.config.sections.evaluation import measures_truth
 from paceline.observe.held_out import Estimate, HeldOut, Warned
+from tests.fixtures.configs import config_of
 from tests.fixtures.ledgers import Driven
 
 ROWS = 64
@@ -135,13 +135,10 @@ def test_the_score_of_a_round_is_that_of_the_steps_since_the_round_before() -> N
 def test_which_sets_show_what_a_learned_reward_stands_for(
     training: Any, of_the_set: Any, measures: bool
 ) -> None:
-    config = Config.model_validate(
-        {
-            "model": {"path": "m"},
-            "data": {"path": "d", "answer_field": "answer"},
-            "reward": {"functions": training},
-            "scorers": {"helpful": {"kind": "reward_model", "path": "rm"}},
-            "evaluation": {"sets": {"truth": {"path": "t", "reward": of_the_set}}},
-        }
+    config = config_of(
+        data={"answer_field": "answer"},
+        reward={"functions": training},
+        scorers={"helpful": {"kind": "reward_model", "path": "rm"}},
+        evaluation={"sets": {"truth": {"path": "t", "reward": of_the_set}}},
     )
     assert measures_truth(config.evaluation.sets["truth"], config.reward) == measures

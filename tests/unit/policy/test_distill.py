@@ -15,19 +15,14 @@ from policy_worker.objectives.load import load_objective
 from policy_worker.rows.packing import pack
 from policy_worker.toy_step import CPU, random_groups, totals_of
 from testbed.nested_settings import nested, nested_sections
+from tests.fixtures.configs import config_of
 
 
 def config(algorithm: str = "distill", **train: object) -> Config:
-    return Config.model_validate(
-        nested_sections(
-            {
-                "model": {"path": "toy"},
-                "data": {"path": "toy"},
-                "train": {"algorithm": algorithm, "max_staleness": 2, **train},
-                "rollout": {"group_size": 4, "max_tokens": 16},
-                "scorers": {"teacher": {"kind": "logprobs", "path": "toy"}},
-            }
-        )
+    return config_of(
+        train={"algorithm": algorithm, "max_staleness": 2, **train},
+        rollout={"group_size": 4, "max_tokens": 16},
+        scorers={"teacher": {"kind": "logprobs", "path": "toy"}},
     )
 
 

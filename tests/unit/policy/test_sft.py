@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.ids import Step, Version
 from paceline.prompt_tokenizer import PromptTokenizer
@@ -17,8 +16,8 @@ from policy_worker.model.policy_model import load_model
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
-from testbed.nested_settings import nested_sections
 from tests.fixtures.chat_model import MARKED, make_chat_model
+from tests.fixtures.configs import config_of
 from tests.fixtures.training_steps import CPU, flat, keys, make_gradients
 
 CHATS = [
@@ -55,15 +54,11 @@ def made(
     model: Path, form: str, **train: Any
 ) -> tuple[Gradients, list[rollout_pb2.Group], StepTotals]:
     data, rows = FORMS[form]
-    config = Config.model_validate(
-        nested_sections(
-            {
-                "model": {"path": str(model), "device": "cpu"},
-                "data": {"path": "d", **data},
-                "train": {"algorithm": "sft", **train},
-                "rollout": {"source": "recorded"},
-            }
-        )
+    config = config_of(
+        model={"path": str(model), "device": "cpu"},
+        data=data,
+        train={"algorithm": "sft", **train},
+        rollout={"source": "recorded"},
     )
     encoder = RowEncoder(config, PromptTokenizer(config))
     groups = [

@@ -52,8 +52,6 @@ def config_of(kind: str, **sections: Any) -> Config:
         (f"{HERE}:HeadlessParts", "the part value has the head lm"),
         (f"{HERE}:Objectiv", "Objectiv"),
         (f"{THERE}:NormalisedOverTheBatch", "depends on other groups: use the step's totals"),
-        (f"{THERE}:MeanOfTheRow", "must be a sum over the tokens"),
-        (f"{THERE}:KeepsAState", "keeps a state"),
     ],
 )
 def test_what_would_break_the_run_is_refused_with_the_remedy(kind: str, said: str) -> None:
@@ -66,11 +64,6 @@ def test_an_objective_that_the_toy_cannot_compute_is_only_doubted() -> None:
     assert all(
         "there is no such row" in said for said in doubts(config_of(f"{HERE}:NeedsRealRows"))
     )
-
-
-def test_the_example_leaves_no_doubt() -> None:
-    example = "examples.own_objective.leave_one_out:LeaveOneOut"
-    assert doubts(config_of(example, objective={"weight_cap": 4.0})) == []
 
 
 @pytest.mark.heavy

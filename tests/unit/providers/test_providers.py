@@ -5,13 +5,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.config import Config
 from paceline.providers.base import NoProvider, leader_provider, moves
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.providers.ray import RayProvider
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.preflight.findings import Start
 from paceline_launcher.preflight.network import provider as check_provider
+from tests.fixtures.configs import config_of
 
 
 def status(*workers: tuple[str, str], phase: str = "running", **desired: int):
@@ -68,9 +68,7 @@ async def test_the_leader_runs_every_provider_but_the_local_one() -> None:
         "none": NoProvider,
     }
     for name, kind in kinds.items():
-        config = Config.model_validate(
-            {"model": {"path": "m"}, "data": {"path": "d"}, "fleet": {"provider": name}}
-        )
+        config = config_of(fleet={"provider": name})
         provider = leader_provider(config, "runs/x", drain)
         assert provider is None if kind is None else type(provider) is kind
         refused = list(check_provider(Start(config, Path("runs/x"), here=True)))

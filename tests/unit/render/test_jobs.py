@@ -25,6 +25,7 @@ from tests.fixtures.rendered import (
     base_environment,
     check_command,
     commands_of,
+    install,
     render,
     shorten_pauses,
 )
@@ -63,26 +64,28 @@ def directives(script: str) -> dict[str, str]:
     return dict(found)
 
 
+ON_EVERY_NODE = """\
+env > "$CALLS.srun"
+while [ "${1#--}" != "$1" ]; do shift; done
+for n in $(seq 0 $((SLURM_NNODES - 1))); do SLURM_NODEID=$n "$@"; done
+"""
+"""The command of the step, which srun calls after its own options."""
+NOTES = """\
+echo "$RANK of $WORLD_SIZE, $MASTER_ADDR" >> "$CALLS.nodes"
+[ -z "$OUTCOME" ] || echo "$OUTCOME" > runs/demo/nodes/outcome.json
+exit ${STATUS:-0}
+"""
+
+
 class Submitted:
     """The script as Slurm starts it, with commands that only note how they were called."""
 
     def __init__(self, where: Path, script: str, **environment: str) -> None:
         self.where, self.run_dir = where, where / "runs/demo"
         bin_dir = where / "bin"
-        bin_dir.mkdir(exist_ok=True)
-        for name in ("paceline", "srun", "scontrol"):
-            (bin_dir / name).write_text(STUB)
-            (bin_dir / name).chmod(0o755)
-        # On every node: the command of the step, which srun calls after its own options.
-        with (bin_dir / "srun").open("a") as stub:
-            stub.write('env > "$CALLS.srun"\nwhile [ "${1#--}" != "$1" ]; do shift; done\n')
-            stub.write('for n in $(seq 0 $((SLURM_NNODES - 1))); do SLURM_NODEID=$n "$@"; done\n')
-        with (bin_dir / "paceline").open("a") as stub:
-            stub.write('echo "$RANK of $WORLD_SIZE, $MASTER_ADDR" >> "$CALLS.nodes"\n')
-            stub.write('[ -z "$OUTCOME" ] || echo "$OUTCOME" > runs/demo/nodes/outcome.json\n')
-            stub.write("exit ${STATUS:-0}\n")
-        with (bin_dir / "scontrol").open("a") as stub:
-            stub.write('[ "$1" != show ] || printf "first\\nsecond\\n"\n')
+        install(bin_dir, "paceline", STUB + NOTES)
+        install(bin_dir, "srun", STUB + ON_EVERY_NODE)
+        install(bin_dir, "scontrol", STUB + '[ "$1" != show ] || printf "first\\nsecond\\n"\n')
         self.calls_file = where / "calls"
         for left in where.glob("calls*"):
             left.unlink()
@@ -241,10 +244,7 @@ def test_a_lost_job_is_submitted_again_and_a_failed_one_is_not(
 ) -> None:
     for name, text in render(CPU, "ray").items():
         (tmp_path / name).write_text(text)
-    bin_dir = tmp_path / "bin"
-    bin_dir.mkdir()
-    (bin_dir / "ray").write_text(RAY)
-    (bin_dir / "ray").chmod(0o755)
+    install(bin_dir := tmp_path / "bin", "ray", RAY)
     shorten_pauses(bin_dir)
     calls = tmp_path / "calls"
     environment = {**base_environment(bin_dir), "CALLS": str(calls), "SAID": said}
@@ -325,9 +325,7 @@ def test_a_pod_that_is_taken_away_drains_its_worker_with_the_token_of_the_run(
     (run / "token").write_text("of-the-run")
     specs = job_of("--volume", f"d-own:{tmp_path}", "--run-dir", str(run))["JobSpecs"]
     (command,) = (spec["UserCommand"] for spec in specs if spec["Type"] == "Rollout")
-    (bin_dir := tmp_path / "bin").mkdir()
-    (bin_dir / "paceline").write_text(PACELINE)
-    (bin_dir / "paceline").chmod(0o755)
+    install(bin_dir := tmp_path / "bin", "paceline", PACELINE)
     shorten_pauses(bin_dir)
     environment = {**base_environment(bin_dir), "RUN": str(run)}
     pod = subprocess.Popen(["bash", "-c", command], env=environment, cwd=tmp_path)

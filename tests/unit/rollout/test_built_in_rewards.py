@@ -3,10 +3,10 @@ list."""
 
 import pytest
 
-from paceline.config.schema import Config
-from paceline.config.sections.training import BUILT_IN_REWARDS, RewardConfig
+from paceline.config.sections.training import BUILT_IN_REWARDS
 from rollout_worker.rewards.functions import RewardError, load
 from testbed.fleets.local_run import ROOT
+from tests.fixtures.configs import config_of
 
 
 @pytest.mark.parametrize("name", BUILT_IN_REWARDS)
@@ -19,13 +19,7 @@ def test_a_built_in_reward_is_loaded_explained_and_asks_for_answers(name: str) -
     (line,) = [line for line in explained.splitlines() if "| Rewards: " in line]
     assert name in line
     with pytest.raises(ValueError, match="compares with the answer"):
-        Config.model_validate(
-            {
-                "model": {"path": "m"},
-                "data": {"path": "d", "answer_field": None},
-                "reward": RewardConfig(functions=[name]),
-            }
-        )
+        config_of(data={"answer_field": None}, reward={"functions": [name]})
 
 
 def test_what_is_no_reward_is_refused_with_the_names_of_those_that_are() -> None:

@@ -17,6 +17,7 @@ from rollout_worker.rewards.scoring import Scores
 from rollout_worker.tasks.group_scores import GroupScores, ScorerFailed
 from scorer_worker.scorer import Item, NoScore, Score, Unavailable
 from tests.fakes.scripted_scorer import TOKEN, Answer, ScriptedScorer, lengths, never
+from tests.fixtures.configs import config_of
 
 LIMIT_S = 60.0
 NAMED = {"exact_match": 1.0, "scorer:helpful": 0.5}
@@ -32,14 +33,7 @@ def config(**scorer: object) -> Config:
     reward = {"functions": {"exact_match": 1.0}}
     if known["kind"] != "logprobs":
         reward["functions"]["scorer:helpful"] = 0.5
-    return Config.model_validate(
-        {
-            "model": {"path": "/m"},
-            "data": {"path": "rows.jsonl"},
-            "reward": reward,
-            "scorers": {"helpful": known},
-        }
-    )
+    return config_of(reward=reward, scorers={"helpful": known})
 
 
 def group(*lengths_of: int) -> GeneratedGroup:

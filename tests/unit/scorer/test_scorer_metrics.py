@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from controller.rest.prometheus import scorer_metrics
-from paceline.config.schema import Config
 from paceline.v1 import admin_pb2, scorer_pb2
 from scorer_worker.scorer import CompletionScorer, NoScore, Score
 from scorer_worker.server import ScorerServer
+from tests.fixtures.configs import config_of
 
 TOKENS = np.ones(2, "<i4").tobytes()
 
@@ -36,13 +36,8 @@ class Context:
 
 
 def served() -> tuple[ScorerServer, Scripted]:
-    config = Config.model_validate(
-        {
-            "run": {"name": "one"},
-            "model": {"path": "/m"},
-            "data": {"path": "rows.jsonl"},
-            "scorers": {"helpful": {"kind": "reward_model", "path": "/rm"}},
-        }
+    config = config_of(
+        run={"name": "one"}, scorers={"helpful": {"kind": "reward_model", "path": "/rm"}}
     )
     scorer = Scripted()
     scorer.server = ScorerServer(config, "helpful", scorer, "token")

@@ -13,6 +13,7 @@ from paceline.observe.sinks.base import Sink, check_sinks
 from paceline.observe.sinks.base import external_run as run_of
 from paceline.observe.sinks.sink_thread import SinkThread
 from tests.fakes.scripted_sinks import BrokenSink, HangingSink, RecordingSink, recorded
+from tests.fixtures.configs import config_of
 from tests.fixtures.run_points import RunPoints, external_run, points_of
 
 
@@ -183,9 +184,7 @@ def test_at_the_end_of_the_run_the_last_points_leave_and_the_sink_is_told(
 
 
 def config(**metrics: object) -> Config:
-    return Config.model_validate(
-        {"model": {"path": "m"}, "data": {"path": "d"}, "metrics": metrics, "run": {"name": "a.b"}}
-    )
+    return config_of(metrics=metrics, run={"name": "a.b"})
 
 
 def test_all_leaders_of_a_run_know_it_by_one_id_and_a_fresh_run_by_another(tmp_path: Path) -> None:
