@@ -1,8 +1,5 @@
-"""Short runs of the flows with several models and with pairs, as a user starts them.
-
-Supervised fine-tuning is in test_recorded_run.py, and an objective of a user in
-test_user_files_named_like_ours.py.
-"""
+"""Short runs of the flows with several models, with pairs and with recorded data, as a user starts
+them. One with an objective of a user is in test_user_files_named_like_ours.py."""
 
 import json
 import math
@@ -14,11 +11,11 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from testbed.fleets.local_run import Up
+from testbed.fleets.local_run import Up, write_run
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
 from tests.fleet.conftest import Start
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 FLEET = {"controllers": 1, "policy": 1, "rollout": 1}
 
@@ -149,3 +146,52 @@ def test_recorded_pairs_train_exactly_once_and_are_told_apart(
     assert (before["eval_pair_accuracy"], before["eval_count"]) == (pytest.approx(0.5), 16)
     assert after["eval_pair_accuracy"] > 0.7 and after["eval_loss"] < before["eval_loss"]
     assert up.summary()["samples_trained"] == 12 * 16 * 2
+
+
+STEPS = 80
+
+
+def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
+    start: Start, tmp_path: Path
+) -> None:
+    config = write_run(
+        tmp_path,
+        data={"completion_field": "answer"},
+        reward={},
+        train={
+            "algorithm": "sft",
+            "steps": STEPS,
+            "groups_per_step": 4,
+            "lr": 3e-3,
+            "checkpoint_every": 20,
+            "eval_every": 20,
+        },
+        rollout={"source": "recorded"},
+        fleet={"controllers": 1, "policy": 2, "rollout": 1},
+    )
+    text = config.read_text().replace("group_size = 4\n", "")
+    config.write_text(text)
+    up = start()
+    # A worker that dies before it has registered is nobody's death.
+    up.until(
+        lambda: {"policy-0", "rollout-0"} <= {e["worker_id"] for e in up.events("WorkerRegistered")}
+    )
+    up.until(lambda: up.step() >= 10)
+    for name in ("policy-0", "rollout-0"):
+        up.kill(name)
+    assert up.wait() == 0, up.said()
+    assert up.assert_sound(steps=STEPS)["samples_trained"] == STEPS * 4
+    assert {e["worker_id"] for e in up.events("WorkerDied")} == {"policy-0", "rollout-0"}
+    up.command("ledger", "verify")
+
+    evals = [row for row in up.metrics() if row["kind"] == "eval"]
+    assert [row["step"] for row in evals] == list(range(0, STEPS + 1, 20))
+    losses = [row["eval_loss"] for row in evals]
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(row["eval_count"] == 8 for row in evals)
+    best = up.events("BestCheckpointChosen")[-1]
+    assert -best["reward_mean"] == pytest.approx(min(losses[1:]))
+    steps = [row for row in up.metrics() if row["kind"] == "step"]
+    # Nothing was sampled, so there is nothing to compare with it.
+    assert not any(name.startswith(("logprob_gap", "staleness", "reward")) for name in steps[-1])
+    assert up.events("LinkAssigned") == []

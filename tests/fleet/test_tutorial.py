@@ -13,8 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +21,8 @@ import httpx
 import pytest
 from transformers import AutoModelForCausalLM
 
-from testbed.fleets.local_run import ROOT, RunFiles
-from testbed.patience import Patience, patient
+from testbed.fleets.local_run import ROOT, Commands
+from testbed.patience import patient
 from tests.fixtures.engines import needs_vllm
 from tests.unit.sinks.test_sink_tensorboard import read_as_tensorboard_does
 
@@ -60,19 +59,17 @@ def shorten(config: Path) -> None:
     config.write_text(text)
 
 
-class Reader(RunFiles):
+class Reader(Commands):
     """A reader with several terminals in a directory that has the examples, as a clone of the
     repository does, but with fewer steps."""
 
     def __init__(self, home: Path) -> None:
+        super().__init__(home / "runs" / "math")
         self.home = home
-        self.run_dir = home / "runs" / "math"
         shutil.copytree(ROOT / "examples" / "math", home / "examples" / "math")
         shorten(home / "examples" / "math" / "tiny.toml")
-        (home / "out").mkdir()
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         self.environment = {**os.environ, "PATH": path}
-        self.running: list[subprocess.Popen[bytes]] = []
 
     def exports(self, block: Block) -> None:
         """Variables that a terminal sets last for the whole page."""
@@ -97,34 +94,11 @@ class Reader(RunFiles):
 
     def starts(self, block: Block) -> subprocess.Popen[bytes]:
         """Runs a block in a terminal of its own."""
-        with (self.home / "out" / f"{len(self.running)}.txt").open("wb") as out:
-            process = subprocess.Popen(
-                ["bash", "-euc", f"exec {block.text}"],
-                cwd=self.home,
-                env=self.environment,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        self.running.append(process)
-        return process
+        words = ["bash", "-euc", f"exec {block.text}"]
+        return self.launch(f"block-{len(self.started)}", words, self.environment, self.home)
 
-    def until(self, process: subprocess.Popen[bytes], true: Callable[[], object]) -> None:
-        patience = Patience(300)
-        while not true():
-            assert process.poll() is None, self.said()
-            assert patience.left(), self.said()
-            time.sleep(0.1)
-
-    def said(self) -> str:
-        return "\n".join(path.read_text() for path in sorted((self.home / "out").iterdir()))
-
-    def close(self) -> None:
-        for process in self.running:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self.end_all()
+    def output_of(self, name: str) -> Path:
+        return self.home / f"{name}.out"
 
 
 @pytest.fixture
@@ -149,7 +123,7 @@ def test_the_page_leads_from_the_data_to_a_served_model(reader: Reader) -> None:
 
     training = reader.starts(next(blocks))
     metrics = run / "metrics.jsonl"
-    reader.until(training, lambda: metrics.exists() and "\n" in metrics.read_text())
+    reader.until(lambda: metrics.exists() and "\n" in metrics.read_text())
     status = reader.does(next(blocks))
     dashboard = re.search(r"http://127\.0\.0\.1:\d+", status)
     assert dashboard is not None, status
@@ -168,7 +142,7 @@ def test_the_page_leads_from_the_data_to_a_served_model(reader: Reader) -> None:
     assert exported.config.model_type == "qwen3"
 
     server = reader.starts(next(blocks))
-    reader.until(server, healthy)
+    reader.until(healthy)
     called = reader.does(next(blocks))
     assert len(called.splitlines()) == 2 and all(r"\boxed{" in line for line in called.splitlines())
     os.killpg(server.pid, signal.SIGINT)

@@ -2,12 +2,12 @@
 store."""
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -67,59 +67,49 @@ def await_server(server: subprocess.Popen[bytes], port: int) -> None:
     patience = Patience(120)
     while True:
         assert server.poll() is None and patience.left()
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
         time.sleep(0.05)
 
 
 @pytest.fixture(params=["s3", "gs", "memory", "file", "redis"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PayloadStore]:
-    if request.param == "redis":
-        with throwaway_redis(tmp_path) as url:
-            found = open_payloads([url], "run", "")
-            yield found
-            await found.close()
-        return
+async def stores(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[tuple[PayloadStore, PayloadStore]]:
+    """One store twice, as two processes have it."""
     place = {"memory": "memory://a", "file": f"file://{tmp_path}"}
-    if request.param not in place:
-        request.getfixturevalue(request.param)
-    url = place.get(request.param, f"{request.param}://bucket/a")
-    found = open_payloads([url], "run", "")
-    yield found
-    await found.delete(await found.list())
-    await found.close()
+    with contextlib.ExitStack() as stack:
+        if request.param == "redis":
+            place["redis"] = stack.enter_context(throwaway_redis(tmp_path))
+        elif request.param not in place:
+            request.getfixturevalue(request.param)
+        url = place.get(request.param, f"{request.param}://bucket/a")
+        one, other = (open_payloads([url], "run", "") for _ in range(2))
+        yield one, other
+        await one.delete(await one.list())
+        await one.close()
+        await other.close()
 
 
 def ref(name: str, attempt: int = 1) -> Ref:
     return TaskId(name), attempt
 
 
-async def test_every_store_keeps_the_same_promises(store: PayloadStore) -> None:
+async def test_every_store_keeps_the_same_promises(
+    stores: tuple[PayloadStore, PayloadStore],
+) -> None:
+    one, other = stores
     # The emulator of Google's protocol loses carriage returns at the end of an object.
     groups = {ref(f"t{n}"): bytes([n]) * (1 << 16) + b"." for n in range(20)}
-    assert await store.list() == []
-    await store.put(groups)
-    assert [x async for x in store.stream([*groups, ref("t99")])] == [*groups.values(), None]
-    assert sorted(await store.list()) == sorted(groups)
-    await store.put({ref("t0"): b"repeated"})
-    assert await store.get([ref("t0"), ref("t0", 2)]) == [b"repeated", None]
-    await store.delete([ref("t0"), ref("t99")])
-    assert await store.missing([ref("t0"), ref("t1"), ref("t99")]) == [ref("t0"), ref("t99")]
-
-
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
-async def test_what_another_process_has_written_is_seen(
-    request: pytest.FixtureRequest, scheme: str
-) -> None:
-    request.getfixturevalue(scheme)
-    one, other = (FsspecPayloads(f"{scheme}://bucket/b", "run") for _ in range(2))
     assert await other.list() == []
     assert await other.missing([ref("t1")]) == [ref("t1")]
-    await one.put({ref("t1"): b"payload"})
-    assert await other.list() == [ref("t1")]
-    assert await other.missing([ref("t1")]) == []
-    await other.delete([ref("t1")])
-    assert await one.get([ref("t1")]) == [None]
+    await one.put(groups)
+    assert [x async for x in other.stream([*groups, ref("t99")])] == [*groups.values(), None]
+    assert sorted(await other.list()) == sorted(groups)
+    await one.put({ref("t0"): b"repeated"})
+    assert await other.get([ref("t0"), ref("t0", 2)]) == [b"repeated", None]
+    await other.delete([ref("t0"), ref("t99")])
+    assert await one.missing([ref("t0"), ref("t1"), ref("t99")]) == [ref("t0"), ref("t99")]
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])

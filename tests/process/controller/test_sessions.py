@@ -13,7 +13,6 @@ import pytest
 
 from controller.fleet.sessions import Sessions
 from controller.ledger import Ledger
-from controller.store.journal_audit import verify
 from paceline.config.load import load_config
 from paceline.rpc import session as session_module
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
@@ -27,7 +26,6 @@ from testbed.fleets.controllers import (
     running_controllers,
     status,
     until,
-    working_fleet,
 )
 from testbed.workers.fake_workers import FakeRollout
 from tests.fakes.peer import answering
@@ -40,33 +38,6 @@ async def directive_of(
     await until(lambda: session.directive is not None and wanted(session.directive), timeout_s)
     assert session.directive is not None
     return session.directive
-
-
-async def test_worker_declared_dead_rejoins_as_a_new_incarnation(tmp_path: Path) -> None:
-    fleet = {"lease_ttl_s": 1.0, "heartbeat_s": 0.2}
-    with running_controllers(tmp_path, 1, fleet=fleet) as controllers:
-        config, where = config_of(controllers), addresses(controllers)
-        async with working_fleet(controllers, rollouts=0):
-            worker = FakeRollout(config, where, "rollout-0", tasks_a_lease=2)
-            await worker.start()
-            await until(lambda: worker.version >= 0)
-            leased = await worker.lease()
-            old = worker.session.caller
-            # As a process that is stopped does: not a word for longer than its lease.
-            assert worker._running is not None
-            worker._running.cancel()
-            await until(lambda: _state(worker.control, "rollout-0", "dead"))
-            worker._running = asyncio.create_task(worker.session.run())
-            await until(lambda: worker.rejoins == 1)
-            assert worker.session.caller.incarnation != old.incarnation
-            await until(lambda: _state(worker.control, "rollout-0", "running"))
-            # What it held went back to the front, for the next attempt.
-            await until(lambda: worker.version >= 0)
-            again = await worker.lease()
-            assert [x.task.task_id for x in again.leases] == [x.task.task_id for x in leased.leases]
-            assert {x.task.attempt for x in again.leases} == {2}
-            await worker.stop(goodbye=False)
-        assert verify(controllers.redis_url, "load").ok
 
 
 def test_a_stream_ends_an_earlier_one_of_its_own_process_only() -> None:

@@ -1,13 +1,15 @@
-"""Where members meet, and how they give up: one process, real Redis."""
+"""Where members meet, and how they give up: one process, real Redis, real stores of torch."""
 
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 
 import psutil
 import pytest
 import redis
+import torch.distributed as dist
 
 from paceline.config.sections.services import RedisConfig
 from paceline.mesh import rendezvous
@@ -16,6 +18,7 @@ from paceline.mesh.rendezvous import (
     MeshError,
     RedisStore,
     Rendezvous,
+    host_store,
     local_address,
 )
 from paceline.redis.server import ensure_redis, stop_redis
@@ -174,3 +177,27 @@ def test_a_member_that_never_comes_ends_the_round_at_the_time_limit(
 )
 def test_members_of_a_loopback_redis_meet_on_loopback(address: str) -> None:
     assert local_address(address) == "127.0.0.1"
+
+
+WAIT = timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_a_store_listens_on_its_address_alone(host: str) -> None:
+    store = host_store(host, WAIT)
+    listening = {
+        c.laddr.ip
+        for c in psutil.Process().net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and c.laddr.port == store.port
+    }
+    assert listening == {host}
+    store.set("config", "mine")
+    other = dist.TCPStore(host, store.port, None, False, WAIT)
+    assert other.get("config") == b"mine"
+
+
+def test_a_store_that_has_gone_leaves_no_socket() -> None:
+    before = psutil.Process().num_fds()
+    store = host_store("127.0.0.1", WAIT)
+    del store
+    assert psutil.Process().num_fds() <= before

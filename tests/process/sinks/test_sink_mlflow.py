@@ -19,15 +19,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client(directory: Path) -> MlflowClient:
-    # The store that a sink without any setting makes, or files.
-    database = (directory / "mlflow" / "mlflow.db").resolve()
-    return MlflowClient(
-        tracking_uri=f"sqlite:///{database}" if database.exists() else files(directory)
-    )
-
-
-def files(directory: Path) -> str:
-    return (directory / "files").as_uri()
+    """Of the store that a sink without any setting makes."""
+    return MlflowClient(tracking_uri=f"sqlite:///{(directory / 'mlflow' / 'mlflow.db').resolve()}")
 
 
 def the_run(directory: Path) -> Any:
@@ -43,27 +36,22 @@ def curve(directory: Path, name: str) -> list[tuple[int, float]]:
     return [(v.step, v.value) for v in sorted(history, key=lambda v: v.timestamp)]
 
 
-def sink(directory: Path, uri: str | None = None) -> MlflowSink:
-    return MlflowSink(external_run(directory, project="arithmetic-runs", mlflow_uri=uri))
+def sink(directory: Path) -> MlflowSink:
+    return MlflowSink(external_run(directory, project="arithmetic-runs"))
 
 
 def rest(run: RunPoints, last: int | None) -> list[Any]:
     return points_of(run.path, last)
 
 
-@pytest.mark.parametrize("store", ["database", "files"])
-def test_one_run_is_continued_by_the_next_leader_without_a_gap(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    uri = files(tmp_path) if store == "files" else None
+def test_one_run_is_continued_by_the_next_leader_without_a_gap(tmp_path: Path) -> None:
     run = RunPoints(tmp_path)
     run.write(4)
-    first = sink(tmp_path, uri)
+    first = sink(tmp_path)
     assert first.open() is None
     first.write(rest(run, None)[:3])
     run.write(3)
-    second = sink(tmp_path, uri)
+    second = sink(tmp_path)
     second.write(rest(run, second.open()))
     second.close("finished")
     assert curve(tmp_path, "train/reward_mean") == [(n, n / 100) for n in range(1, 8)]

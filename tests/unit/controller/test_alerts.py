@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ class Receiver:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/secret-key"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
 
 @pytest.fixture
@@ -126,7 +127,9 @@ class Run:
         for thread in self._leaders:
             thread.put(told)
 
-    def leader(self) -> AlertThread:
+    @contextmanager
+    def leader(self) -> Iterator[AlertThread]:
+        """A leader's time: at its end all alerts are out."""
         thread = AlertThread(
             self.config,
             "demo",
@@ -138,24 +141,21 @@ class Run:
         )
         thread.start()
         self._leaders.append(thread)
-        return thread
+        yield thread
+        thread.begin_close()
+        assert thread.join(60)
 
 
 def test_the_next_leader_sends_what_the_last_one_did_not_and_nothing_twice(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     run = Run(tmp_path, receiver)
-    first = run.leader()
-    run.happens("WorkerDied", 1, severity="warning")
-    until(lambda: len(receiver.got) == 1)
-    first.begin_close()
-    assert first.join(60)
+    with run.leader():
+        run.happens("WorkerDied", 1, severity="warning")
+        until(lambda: len(receiver.got) == 1)
     run.happens("MeshBroken", 2, severity="warning")
-    second = run.leader()
-    run.happens("RunFinished", 3, severity="info")
-    until(lambda: len(receiver.got) == 3)
-    second.begin_close()
-    assert second.join(60)
+    with run.leader():
+        run.happens("RunFinished", 3, severity="info")
     assert [m["id"] for m in receiver.got] == [
         "demo/fault/1-0/0",
         "demo/fault/2-0/0",
@@ -168,14 +168,12 @@ def test_a_failing_receiver_is_tried_a_few_times_and_the_next_alert_has_its_turn
 ) -> None:
     run = Run(tmp_path, receiver)
     receiver.status = 503
-    thread = run.leader()
-    run.happens("WorkerDied", 1, severity="warning")
-    until(lambda: caplog.text.count("alert not delivered") >= 5)
-    receiver.status = 200
-    run.happens("RunFinished", 2, severity="info")
-    until(lambda: receiver.got)
-    thread.begin_close()
-    assert thread.join(60)
+    with run.leader():
+        run.happens("WorkerDied", 1, severity="warning")
+        until(lambda: caplog.text.count("alert not delivered") >= 5)
+        receiver.status = 200
+        run.happens("RunFinished", 2, severity="info")
+        until(lambda: receiver.got)
     assert [m["kind"] for m in receiver.got] == ["end"]
     assert "secret-key" not in caplog.text and "answered 503" in caplog.text
 
@@ -183,12 +181,11 @@ def test_a_failing_receiver_is_tried_a_few_times_and_the_next_alert_has_its_turn
 def test_a_receiver_that_hangs_blocks_nobody(tmp_path: Path, receiver: Receiver) -> None:
     run = Run(tmp_path, receiver)
     receiver.open.clear()
-    thread = run.leader()
-    run.happens("WorkerDied", 1, severity="warning")
-    thread.begin_close()
-    assert not thread.join(0.2), "the leader goes on"
-    receiver.open.set()
-    assert thread.join(60)
+    with run.leader() as thread:
+        run.happens("WorkerDied", 1, severity="warning")
+        thread.begin_close()
+        assert not thread.join(0.2), "the leader goes on"
+        receiver.open.set()
     assert [m["kind"] for m in receiver.got] == ["fault"]
 
 
@@ -198,12 +195,10 @@ def test_a_stall_and_a_full_disk_are_told_once_also_by_the_next_leader(
     run = Run(tmp_path, receiver, stall_s=0.05, disk_free_gb=1e9)
     run.progress = 7
     for number in 1, 2:
-        thread = run.leader()
-        until(lambda: len(receiver.got) == 2)
-        run.happens("RunFinished", number, severity="info")
-        until(lambda: any(m["kind"] == "end" for m in receiver.got))
-        thread.begin_close()
-        assert thread.join(60)
+        with run.leader():
+            until(lambda: len(receiver.got) == 2)
+            run.happens("RunFinished", number, severity="info")
+            until(lambda: any(m["kind"] == "end" for m in receiver.got))
         receiver.got = [m for m in receiver.got if m["kind"] != "end"]
     assert sorted(m["kind"] for m in receiver.got) == ["disk", "stall"]
     assert any("the last one was step 7" in m["text"] for m in receiver.got)
@@ -216,10 +211,8 @@ def test_a_disk_without_room_for_the_cursor_costs_no_alert(
     (tmp_path / "alerts.json").mkdir()  # cannot be replaced by a file
     for number in range(1, 4):
         run.happens(("WorkerDied", "StepFailed", "RunFailed")[number - 1], number, severity="error")
-    thread = run.leader()
-    until(lambda: {m["kind"] for m in receiver.got} >= {"end", "disk"})
-    thread.begin_close()
-    assert thread.join(60)
+    with run.leader():
+        until(lambda: {m["kind"] for m in receiver.got} >= {"end", "disk"})
     assert [m["kind"] for m in receiver.got].count("disk") == 1
     assert [m["id"] for m in receiver.got if m["kind"] != "disk"] == [
         "demo/fault/1-0/0",
@@ -234,11 +227,9 @@ def test_what_happened_before_alerts_were_set_up_is_not_sent(
     run = Run(tmp_path, receiver)
     old = line("WorkerDied", 1, t=time.time() - 1e5, severity="warning")
     (tmp_path / "events.jsonl").write_text(json.dumps(old) + "\n")
-    thread = run.leader()
-    run.happens("RunFinished", 2, severity="info")
-    until(lambda: receiver.got)
-    thread.begin_close()
-    assert thread.join(60)
+    with run.leader():
+        run.happens("RunFinished", 2, severity="info")
+        until(lambda: receiver.got)
     assert [m["kind"] for m in receiver.got] == ["end"]
 
 

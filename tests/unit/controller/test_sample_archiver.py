@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 
 from controller.export.group_content import content_of
-from controller.export.sample_archiver import SampleArchiver
+from controller.export.sample_archiver import SampleArchiver, _Step
 from paceline.config.sections.services import ArchiveConfig
+from paceline.ids import TaskId
 from paceline.observe.samples import ArchiveReader, ArchiveWriter, archived_steps
 from paceline.payloads.store import Ref
 from paceline.v1 import rollout_pb2
@@ -153,19 +155,10 @@ def test_rewards_are_told_relative_to_their_group_and_equal_ones_as_0(
     assert [completion["relative_reward"] for completion in told] == pytest.approx(relative)
 
 
-GROWTH = """
-import asyncio, gc, pathlib, sys, tracemalloc
+class Long:
+    """Every payload is there, and long."""
 
-import pyarrow
-
-from controller.export.sample_archiver import SampleArchiver, _Step
-from paceline.config.sections.services import ArchiveConfig
-from paceline.observe.samples import ArchiveWriter
-from paceline.v1 import rollout_pb2
-
-
-class Groups:
-    async def stream(self, refs):
+    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
         for task_id, _ in refs:
             group = rollout_pb2.Group(prompt_text=task_id * 50)
             for number in range(8):
@@ -173,37 +166,30 @@ class Groups:
             yield group.SerializeToString()
 
 
-def held_kb():
+def held_kb() -> float:
     gc.collect()
-    return (tracemalloc.get_traced_memory()[0] + pyarrow.total_allocated_bytes()) / 1024
+    return float(tracemalloc.get_traced_memory()[0] + pyarrow.total_allocated_bytes()) / 1024
 
 
-async def main(run_dir):
-    settings = {"fill_texts": lambda group: None, "may_write": lambda: True}
-    archiver = SampleArchiver(ArchiveConfig(), run_dir, Groups(), **settings)
-    archiver._writer = ArchiveWriter(run_dir, 1, 8 << 20)
-    count, before = 0, 0
-    for minute in range(30):
-        for step in range(60):
-            ids = [f"t{count + n}" for n in range(4)]
-            count += len(ids)
-            rows = {i: {"group_id": i, "attempt": 1, "state": "trained", "step": step} for i in ids}
-            archiver._steps.append(_Step(rows, [(i, 1) for i in ids], 10_000))
-        await archiver.write()
-        before = held_kb() if minute == 9 else before
-    print((held_kb() - before) / (20 * 60))
-
-
-tracemalloc.start()
-asyncio.run(main(pathlib.Path(sys.argv[1])))
-"""
-
-
-def test_the_archive_keeps_no_memory_of_the_steps_that_it_has_written(tmp_path: Path) -> None:
+async def test_the_archive_keeps_no_memory_of_the_steps_that_it_has_written(tmp_path: Path) -> None:
     """In kB of live objects a step, over twenty flushes after ten in which libraries fill.
 
     Resident memory is no measure here: it moves by tens of kB a step with the arenas.
     """
-    command = [sys.executable, "-c", GROWTH, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert float(done.stdout) < 0.5
+    archiver = archiver_of(tmp_path, Long())
+    archiver._writer = ArchiveWriter(tmp_path, 1, 8 << 20)
+    count, before = 0, 0.0
+    tracemalloc.start()
+    try:
+        for minute in range(30):
+            for step in range(60):
+                ids = [TaskId(f"t{count + n}") for n in range(4)]
+                count += len(ids)
+                facts = {"attempt": 1, "state": "trained", "step": step}
+                rows = {i: {"group_id": i, **facts} for i in ids}
+                archiver._steps.append(_Step(rows, [(i, 1) for i in ids], 10_000))
+            await archiver.write()
+            before = held_kb() if minute == 9 else before
+        assert (held_kb() - before) / (20 * 60) < 0.5
+    finally:
+        tracemalloc.stop()

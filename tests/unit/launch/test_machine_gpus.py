@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline_launcher.node_placement import MachineGpus, machine_gpus, shown, visible_gpus
+from paceline_launcher.node_placement import MachineGpus, machine_gpus, visible_gpus
 from paceline_launcher.preflight.findings import Finding, Start
 from paceline_launcher.preflight.machine import gpu_placement
 
@@ -38,15 +38,6 @@ def test_no_two_running_workers_share_a_gpu_whatever_grows() -> None:
     assert gpus.take("rollout-1", ["policy-0", "policy-1", "rollout-2"]) == ("1",)
 
 
-def test_workers_that_run_already_keep_what_they_see() -> None:
-    gpus = MachineGpus(config_of(), ("0", "1", "2"))
-    gpus.keep("rollout-0", {"CUDA_VISIBLE_DEVICES": "0"})
-    gpus.keep("rollout-1", {"CUDA_VISIBLE_DEVICES": "7"})  # of an earlier time with other GPUs
-    assert gpus.take("policy-0", ["rollout-0"]) == ("1",)
-    assert gpus.take("rollout-0", ["policy-0"]) == ("0",)
-    assert gpus.take("rollout-1", ["policy-0", "rollout-0"]) == ("2",)
-
-
 def test_workers_are_dealt_round_if_there_are_fewer_gpus() -> None:
     gpus = MachineGpus(config_of(policy=2, rollout=3), ("0", "1"))
     running = ["policy-0", "policy-1", "rollout-0", "rollout-1", "rollout-2"]
@@ -64,11 +55,6 @@ def test_gpus_are_given_out_if_workers_compute_on_them(device: str, seen: str, g
     config = config_of()
     config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
     assert (machine_gpus(config, {"CUDA_VISIBLE_DEVICES": seen}) is not None) == given
-
-
-def test_a_worker_without_need_of_a_gpu_sees_what_the_machine_has() -> None:
-    assert shown(()) == {}
-    assert shown(("4", "GPU-7")) == {"CUDA_VISIBLE_DEVICES": "4,GPU-7"}
 
 
 @pytest.mark.parametrize(
@@ -100,17 +86,18 @@ def placement(config: Config, seen: str, **start: bool) -> list[Finding]:
     return list(gpu_placement(here, {"CUDA_VISIBLE_DEVICES": seen}))
 
 
-def test_each_worker_is_named_with_its_gpus() -> None:
-    (check,) = placement(config_of(policy_ranks=2), "1,3,5,7")
-    assert check.state == "ok"
-    assert check.found.endswith("policy-0 1,3; rollout-0 5; rollout-1 7")
-
-
-def test_too_few_gpus_are_a_warning_that_says_who_shares() -> None:
-    (check,) = placement(config_of(policy_ranks=2), "0,1,2")
-    assert check.state == "warn"
-    assert check.found.endswith("policy-0 0,1; rollout-0 2; rollout-1 0")
-    assert "paceline node" in check.remedy
+@pytest.mark.parametrize(
+    ("seen", "state", "found", "remedy"),
+    [
+        ("1,3,5,7", "ok", "policy-0 1,3; rollout-0 5; rollout-1 7", ""),
+        ("0,1,2", "warn", "policy-0 0,1; rollout-0 2; rollout-1 0", "paceline node"),
+    ],
+)
+def test_each_worker_is_named_with_its_gpus_and_too_few_are_a_warning(
+    seen: str, state: str, found: str, remedy: str
+) -> None:
+    (check,) = placement(config_of(policy_ranks=2), seen)
+    assert check.state == state and check.found.endswith(found) and remedy in check.remedy
 
 
 @pytest.mark.parametrize("seen", ["", "0,1,2"])

@@ -60,26 +60,12 @@ def test_a_replica_of_more_ranks_than_a_node_has_gpus_takes_several_nodes() -> N
     assert found.of("rollout", 1) == WorkerPlace(1, (3,))
 
 
-def test_a_replica_on_one_node_has_no_ranks_that_are_started_one_by_one() -> None:
-    found = Placement(config_of(fleet={"policy": 1, "policy_ranks": 2}), 2, 4)
-    assert [found.ranks_on(node) for node in range(2)] == [{}, {}]
-    assert Placement(config_of(fleet={"policy_ranks": 4}), 2).ranks_on(0) == {}
-
-
 def test_replicas_beyond_those_of_the_fleet_take_nodes_that_are_wholly_free() -> None:
     config = config_of(fleet={"policy": 1, "policy_ranks": 4, "rollout": 1})
     found = Placement(config, 6, 2)
     assert found.of("policy", 1) == WorkerPlace(3, (0, 1), (WorkerPlace(4, (0, 1)),))
     assert found.of("policy", 2) is None
     assert found.ranks_on(4, beyond=[1]) == {"policy-1": range(2, 4)}
-
-
-def test_on_cpus_workers_are_dealt_out() -> None:
-    config = config_of(fleet={"policy": 1, "rollout": 3, "rollout_spares": 1})
-    assert [set(node) for node in placed(config, 2)] == [
-        {"policy-0", "rollout-1", "rollout-3"},
-        {"rollout-0", "rollout-2"},
-    ]
 
 
 @pytest.mark.parametrize("gpus", [0, 2, 4, 8])

@@ -1,4 +1,4 @@
-"""What another user may have prepared in place of a run: refused by name, as ssh does."""
+"""What another user may have prepared for a run: refused by name, as ssh does; and tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.config.sections.services import AuthConfig
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.process import files
 from paceline.process.files import NotOurs, check_ours, new_private_directory, private_directory
-from paceline.rpc.auth import own_token, read_token
+from paceline.rpc.auth import TOKEN_VARIABLE, AuthError, own_token, read_token
 from paceline.rpc.grpc_channel import open_channel
 from paceline_launcher.cli.common import run_addresses
 from paceline_launcher.launch.job import read_job
@@ -173,3 +173,21 @@ def test_a_directory_that_narrows_the_modes_of_new_files_is_refused_as_any_other
     given_away(run_dir)
     with pytest.raises(NotOurs, match="belongs to"):
         own_token(run_dir)
+
+
+@pytest.mark.parametrize("token", ["short", "0123456789 abcdef0", "0123456789abcd\u00e9f0"])
+def test_a_weak_token_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(AuthError, match=f"{TOKEN_VARIABLE} must be one line"):
+        read_token(AuthConfig())
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    (tmp_path / "token").write_text(token)
+    with pytest.raises(AuthError, match="token_file"):
+        read_token(AuthConfig(token_file=str(tmp_path / "token")))
+
+
+def test_the_environment_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "0123456789abcdef")
+    assert read_token(AuthConfig(token_file="/nowhere")) == "0123456789abcdef"

@@ -71,6 +71,8 @@ def test_a_file_that_is_no_tokenizer_costs_the_texts_and_is_reported_once(
         assert group.prompt_text == ""
     assert caplog.text.count("texts not decoded") == 1
     assert not texts.available
+    (model / "tokenizer.json").unlink()
+    assert not TextDecoder(make_config(model=model)).available
 
 
 @pytest.mark.parametrize("path", ["/no/such/model", "someone/no-such-model", "a b c"])
@@ -80,8 +82,3 @@ def test_a_controller_without_the_tokenizer_says_so(path: str) -> None:
     group = rollout_pb2.Group(prompt_tokens=b"\x03\0\0\0")
     texts.fill(group)
     assert group.prompt_text == ""
-
-
-def test_a_vocabulary_without_a_tokenizer_file_cannot_be_decoded(model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-    assert not TextDecoder(make_config(model=model)).available
