@@ -37,28 +37,17 @@ def test_the_default_age_of_tokens_is_generous(tmp_path: Path, staleness: int, a
     assert config.train.token_age == 5
 
 
-def test_overrides_are_typed_values_or_plain_text(tmp_path: Path) -> None:
+def test_overrides_are_typed_values_or_plain_text_and_none_unsets(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
-    config = load_config(
-        path,
-        [
-            "train.optimizer.lr=1e-4",
-            "train.steps=7",
-            "run.name=night",
-            'reward.functions=["math_verify"]',
-        ],
-    )
-    assert config.train.optimizer.lr == 1e-4
-    assert config.train.steps == 7
-    assert config.run.name == "night"
-    assert config.reward.functions == ["math_verify"]
-
-
-def test_none_unsets_what_may_be_unset(tmp_path: Path) -> None:
-    unset = ["train.loss.tis_cap=none", "data.answer_field=none", 'reward.functions=["format:x"]']
-    config = load_config(write(tmp_path, MINIMAL), unset)
-    assert config.train.loss.tis_cap is None
-    assert config.data.answer_field is None
+    given = ["train.optimizer.lr=1e-4", "train.steps=7", "run.name=night"]
+    config = load_config(path, [*given, 'reward.functions=["math_verify"]'])
+    assert (config.train.optimizer.lr, config.train.steps) == (1e-4, 7)
+    assert (config.run.name, config.reward.functions) == ("night", ["math_verify"])
+    # An environment that scores needs no answers.
+    unset = ["train.loss.tis_cap=none", "data.answer_field=none", "rollout.max_context=64"]
+    environment = "rollout.environment=examples.environments.guess_number:guess_number"
+    config = load_config(path, [*unset, environment])
+    assert config.train.loss.tis_cap is None and config.data.answer_field is None
 
 
 def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
@@ -156,15 +145,6 @@ def test_a_name_that_is_no_setting_is_said_with_what_was_meant(name: str, said: 
     why = unknown_setting(name)
     assert said in why and len(why) < 1000
     assert not unknown_setting("train.optimizer.lr")
-
-
-def test_an_environment_that_scores_needs_no_answers(tmp_path: Path) -> None:
-    environment = [
-        "rollout.environment=examples.environments.guess_number:guess_number",
-        "rollout.max_context=64",
-    ]
-    config = load_config(write(tmp_path, MINIMAL), [*environment, "data.answer_field=none"])
-    assert config.data.answer_field is None
 
 
 def test_every_problem_is_said_at_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Memory plan against the bytes that models and their backward passes really hold."""
 
 import json
+import tomllib
 
 import pytest
 import torch
@@ -9,8 +10,11 @@ from typer.testing import CliRunner
 
 import paceline.memory_plan as memory_plan_module
 from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.config.template import ALGORITHMS, template
+from paceline.config.template import SIZES as TEMPLATES
 from paceline.errors import BadInput
-from paceline.memory_plan import activation_bytes, memory_plan, named_gpu
+from paceline.memory_plan import Gpu, activation_bytes, memory_plan, named_gpu, problems
 from paceline.model_shape import read_shape, shape_of
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline_launcher.cli import app
@@ -230,3 +234,42 @@ def test_a_mixture_of_experts_is_planned_by_the_experts_that_a_token_uses():
     assert few.parameters == many.parameters
     assert few.parameters - few.active_parameters == 3 * 6 * 3 * 64 * 32
     assert 0 < few.block_saved < many.block_saved < 2 * few.block_saved
+
+
+MODELS = {
+    "small": ("qwen3", QWEN3_06B),
+    "7b": ("qwen2", QWEN25_7B),
+    "32b": ("qwen3", QWEN3_32B),
+    "70b": ("qwen2", QWEN25_72B),
+}
+"""Numbers of the models that templates name on the hub; tiny trains an example of 0.1 M parameters.
+"""
+TOO_LARGE = {("32b", "ppo"), ("70b", "ppo")}
+"""Policy and critic of these sizes need GPUs of 141 GB."""
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    return {
+        size: shape_of(AutoConfig.for_model(family, **numbers), "bfloat16")
+        for size, (family, numbers) in MODELS.items()
+    }
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("size", MODELS)
+def test_template_fits_the_gpus_that_it_names(size, algorithm, shapes):
+    config = Config.model_validate(
+        tomllib.loads(template(size=size, algorithm=algorithm, out="run.toml"))
+    )
+    assert set(MODELS) == set(TEMPLATES) - {"tiny"}
+    assert "80 GB" in TEMPLATES[size]["summary"]
+    gpu = named_gpu("h100-80g")
+    if size == "small" and not config.recorded:  # vLLM takes its share of the same GPU
+        left = 1 - config.rollout.vllm["gpu_memory_utilization"]
+        gpu = Gpu(gpu.name, int(gpu.bytes * left))
+    plans = memory_plan(config, shapes[size])
+    if (size, algorithm) in TOO_LARGE:
+        assert list(problems(plans, gpu))
+        gpu = named_gpu("h200-141g")
+    assert not list(problems(plans, gpu))
