@@ -79,24 +79,16 @@ class Property:
     """True if a fleet rests on it and it does not hold: a step after a death would be another."""
 
 
-def conformance(
-    algorithm: str,
-    options: dict[str, Any],
-    train: dict[str, Any],
-    begins: Callable[[str, int, int], None] = lambda *_: None,
-) -> list[Property]:
+def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> list[Property]:
     """Every property of an objective, held or not. ``train``: further settings of ``[train]``.
-    ``begins`` is called with the name of each property before it is tried, with its number and how
-    many there are. Raises ObjectiveError if it cannot be loaded, and ConfigError on settings that
-    do not fit."""
+    Raises ObjectiveError if it cannot be loaded, and ConfigError on settings that do not fit."""
     config = toy_config(algorithm, options, train)
     load_objective(config)
     toy, found = ToyStep(config), []
-    for number, (name, check) in enumerate(_PROPERTIES.items(), 1):
-        begins(name, number, len(_PROPERTIES))
+    for name, (check, of_a_fleet) in _PROPERTIES.items():
         try:
             problem = check(toy)
-            found.append(Property(name, problem, bool(problem) and check in _OF_A_FLEET))
+            found.append(Property(name, problem, bool(problem) and of_a_fleet))
         except Exception as error:  # a user's code may fail in any way
             found.append(Property(name, f"it raised {one_line(error)}", needed=False))
     return found
@@ -107,26 +99,22 @@ def conformance(
 
 def _replicas(toy: ToyStep) -> str:
     """Each replica adds its own groups."""
-    whole = toy.gradient(toy.groups)
     alone = torch.stack([toy.gradient([group]) for group in toy.groups]).sum(0)
     why = "a group's summand depends on other groups: use the step's totals, not means of the batch"
-    return _differ(whole, alone, why)
+    return _differ(toy, alone, why)
 
 
 def _rounds(toy: ToyStep) -> str:
     """A survivor adds the groups of a replica that died later, in another order."""
-    whole = toy.gradient(toy.groups)
     later = toy.gradient(toy.groups[3:], toy.groups[:1], toy.groups[1:3])
-    why = "a summand depends on the order of groups, or on a state that loss() keeps"
-    return _differ(whole, later, why)
+    return _differ(toy, later, "a summand depends on the order of groups, or loss() keeps a state")
 
 
 def _rows(toy: ToyStep) -> str:
     """Rows of one sequence each, and all sequences in one row."""
-    whole = toy.gradient(toy.groups)
     alone = toy.gradient(toy.groups, row_tokens=1)
     why = "loss() must be a sum over the tokens of its row, each times its weight, and no mean"
-    return _differ(whole, alone, why)
+    return _differ(toy, alone, why)
 
 
 def _sums(toy: ToyStep) -> str:
@@ -172,21 +160,21 @@ def _masked(toy: ToyStep) -> str:
     return ""
 
 
-_PROPERTIES: dict[str, Callable[[ToyStep], str]] = {
-    "groups may be split over replicas": _replicas,
-    "groups may be added in rounds": _rounds,
-    "sequences may be packed into rows": _rows,
-    "sums of a step add up": _sums,
-    "a step can be computed again": _repeatable,
-    "gradients are finite": _finite,
-    "masked tokens train nothing": _masked,
+_PROPERTIES: dict[str, tuple[Callable[[ToyStep], str], bool]] = {
+    "groups may be split over replicas": (_replicas, True),
+    "groups may be added in rounds": (_rounds, True),
+    "sequences may be packed into rows": (_rows, True),
+    "sums of a step add up": (_sums, True),
+    "a step can be computed again": (_repeatable, True),
+    "gradients are finite": (_finite, False),
+    "masked tokens train nothing": (_masked, False),
 }
+"""The check of each property, and whether a fleet rests on it."""
 
 
-_OF_A_FLEET = (_replicas, _rounds, _rows, _sums, _repeatable)
-
-
-def _differ(one: Tensor, other: Tensor, why: str) -> str:
+def _differ(toy: ToyStep, other: Tensor, why: str) -> str:
+    """Compares ``other`` with the gradient of all groups at once."""
+    one = toy.gradient(toy.groups)
     largest = float(one.abs().max())
     difference = float((one - other).abs().max())
     if difference <= CLOSE * max(largest, 1e-6):

@@ -7,6 +7,7 @@ the controller here and nowhere else.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -62,12 +63,13 @@ class BlockingControlPlane:
         self._session.on_directive(self._received)
         self._session.on_rejoin(lambda _: self._wake.set())
         self._running: Future[None] | None = None
-        self._stopped_at: float | None = None
+        self.stopped_at = math.inf
+        """When the controller sent STOPPED (monotonic); infinite before."""
         self._payloads: PayloadStore | None = None
 
     def _received(self, directive: worker_pb2.Directive) -> None:
-        if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED and self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+        if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
+            self.stopped_at = min(self.stopped_at, time.monotonic())
         self._wake.set()
 
     def on_directive(self, callback: Callable[[worker_pb2.Directive], None]) -> None:
@@ -108,12 +110,7 @@ class BlockingControlPlane:
     @property
     def stopped(self) -> bool:
         """The controller has sent STOPPED."""
-        return self._stopped_at is not None
-
-    @property
-    def stopped_for_s(self) -> float:
-        """Seconds since then; 0 before."""
-        return 0.0 if self._stopped_at is None else time.monotonic() - self._stopped_at
+        return self.stopped_at < math.inf
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Blocks until ``done()``, which is evaluated after every directive and reply, and each

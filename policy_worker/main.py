@@ -113,8 +113,9 @@ class PolicyWorker:
         self.worker_report = PolicyReport()
         self.epochs = self.worker_report.epochs
         self.side: SideChannel | None = None
+        self.out: AfterCommit
         self.admitted = False
-        self.outlets: AfterCommit | None = None
+        """Registered; only then is there ``out``."""
         self.followed: worker_pb2.Directive | None = None
         self.idle_since = time.monotonic()
         self.last_commit_s = 0.0
@@ -154,11 +155,11 @@ class PolicyWorker:
         """Joins the fleet and follows its directives until the end."""
         with waiting(WaitKind.CONTROLLER, "registering"):
             reply = self.control.register(self.side)
-        self.admitted = True
         self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
         store = StorePlace(list(reply.payload_urls), reply.run_id, reply.rendezvous_url)
         self.trainer.attach(self.run_dir or Path(reply.run_dir), store)
-        self.outlets = AfterCommit(self.control, self.trainer, reply, self.host)
+        self.out = AfterCommit(self.control, self.trainer, reply, self.host)
+        self.admitted = True
         self.control.on_directive(self.end_epochs)
         if (directive := self.control.directive) is not None:  # came before the line above
             self.end_epochs(directive)
@@ -413,7 +414,7 @@ class PolicyWorker:
                 lambda: (
                     self.control.caller.incarnation != caller.incarnation
                     # STOPPED may overtake the reply that the last step is committed.
-                    or self.control.stopped_for_s > LAST_REPLY_S
+                    or time.monotonic() - self.control.stopped_at > LAST_REPLY_S
                 ),
             )
             if reply is None or reply.outcome == policy_pb2.OUTCOME_RETRY:
@@ -427,16 +428,16 @@ class PolicyWorker:
 
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
-        links = self.outlets.publisher.formed_epochs() if self.outlets is not None else []
+        links = self.out.publisher.formed_epochs() if self.admitted else []
         return self.worker_report.report(links, messages(self.stuck_ranks.waits()))
 
     def progressed(self) -> None:
         """The training thread has completed a part of its work."""
         self.worker_report.progressed()
-        if self.outlets is not None and self.trainer.replica.size == 1:
+        if self.admitted and self.trainer.replica.size == 1:
             # A receiver that joins in the middle of a long step need not wait for its end: weights
             # do not change before the commit. With several ranks publishing is collective.
-            self.outlets.publish()
+            self.out.publish()
 
     def sleep(
         self, directive: worker_pb2.Directive, activity: str, limit_s: float = math.inf
@@ -450,12 +451,6 @@ class PolicyWorker:
             )
         return self.control.directive is not directive
 
-    @property
-    def out(self) -> AfterCommit:
-        if self.outlets is None:
-            raise RuntimeError("not registered yet")
-        return self.outlets
-
     # -- the end --------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -468,7 +463,7 @@ class PolicyWorker:
         event(log, "finished", step=self.trainer.state.step, version=self.trainer.state.version)
 
     def close(self) -> None:
-        if self.outlets is not None:
-            self.outlets.publisher.close()
+        if self.admitted:
+            self.out.publisher.close()
         self.trainer.abandon()
         self.control.close()

@@ -128,17 +128,8 @@ class Answer:
     direct: bool = False
 
 
-def send_ask(mesh: ProcessMesh, ask: Ask) -> None:
-    send_frame(mesh, asdict(ask), PUBLISHER)
-
-
-def send_go(mesh: ProcessMesh, go: bool) -> None:
-    """Receiver: has the source send what it answered, or tells it to forget this version."""
-    send_frame(mesh, {"go": go}, PUBLISHER)
-
-
 def recv_ask(mesh: ProcessMesh) -> Ask | bool:
-    """Source: what the receiver asks for; a bool: what send_go() was given."""
+    """Source: what the receiver asks for; a bool: whether it is to be sent."""
     message = recv_frame(mesh, RECEIVER, _ASK_FRAME)
     if "go" in message:
         return message["go"] is True
@@ -168,11 +159,6 @@ def recv_answer(mesh: ProcessMesh) -> Answer | None:
 def acknowledge(mesh: ProcessMesh, version: int) -> None:
     """Receiver: version is staged, and the next one may be sent."""
     send_frame(mesh, {"version": version}, PUBLISHER)
-
-
-def await_acknowledgement(mesh: ProcessMesh) -> int:
-    """Publisher: the version that the receiver has staged."""
-    return version_in(recv_frame(mesh, RECEIVER))
 
 
 # ---- once a bucket

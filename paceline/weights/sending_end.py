@@ -24,10 +24,17 @@ from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import WeightSource
-from paceline.weights.link_messages import PUBLISHER, Ask, await_hello
+from paceline.weights.link_messages import (
+    PROTOCOL,
+    PUBLISHER,
+    RECEIVER,
+    Ask,
+    await_hello,
+    send_frame,
+)
 from paceline.weights.weight_link import FORM_S, LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WHOLE_SHARE, WeightShare, WeightsRefused
-from paceline.weights.weight_sending import LifeSign, Sent, announce, send_life_sign, send_share
+from paceline.weights.weight_sending import LifeSign, Sent, announce, send_share
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +141,7 @@ class SendingEnd(LinkEnd):
             if source is not None:
                 return source
             if self.life.shown():
-                send_life_sign(mesh)
+                send_frame(mesh, {"protocol": PROTOCOL, "waits": True}, RECEIVER)
 
     def _await_publication(self, link: WeightLink, ask: Ask) -> WeightSource | None:
         """Waits for this rank's share of what rank 0 has announced; None if it is too late."""

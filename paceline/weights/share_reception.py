@@ -7,9 +7,8 @@ source 1 ── buckets 1, n + 1, ... ► thread ─┴──► ArrivingWeights
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -65,29 +64,23 @@ def at_once(coming: Sequence[Coming], work: Callable[[Coming], T]) -> list[T]:
     """Results of ``work`` for all sources. The first failure ends the other meshes."""
     if len(coming) == 1:
         return [work(coming[0])]
-    ended: queue.SimpleQueue[tuple[int, T | Exception]] = queue.SimpleQueue()
 
-    def run(place: int) -> None:
+    def run(one: Coming, ended: Future[T]) -> None:
         try:
-            ended.put((place, work(coming[place])))
+            ended.set_result(work(one))
         except Exception as error:
-            ended.put((place, error))
+            ended.set_exception(error)
 
-    for place in range(len(coming)):
-        threads.start(run, f"receive-source-{place}", [place])
-    results: dict[int, T] = {}
-    failure: Exception | None = None
-    for _ in coming:
-        place, result = ended.get()
-        if not isinstance(result, Exception):
-            results[place] = result
-        elif failure is None:
-            failure = result
-            for one in coming:
-                one.mesh.abandon()
-    if failure is not None:
+    results = [Future[T]() for _ in coming]
+    for place, given in enumerate(zip(coming, results, strict=True)):
+        threads.start(run, f"receive-source-{place}", given)
+    ended, rest = wait(results, return_when=FIRST_EXCEPTION)
+    if failure := next(filter(None, (result.exception() for result in ended)), None):
+        for one in coming:
+            one.mesh.abandon()
+        wait(rest)
         raise failure
-    return [results[place] for place in range(len(coming))]
+    return [result.result() for result in results]
 
 
 def _receive_buckets(weights: ArrivingWeights, coming: Coming) -> bool:

@@ -25,11 +25,12 @@ from paceline.weights.link_messages import (
     WHOLE,
     Answer,
     Ask,
-    await_acknowledgement,
     recv_ask,
+    recv_frame,
     send_answer,
     send_frame,
     send_record,
+    version_in,
 )
 from paceline.weights.weight_manifest import WeightsRefused
 
@@ -98,11 +99,6 @@ def send_share(
             return _send_buckets(mesh, granted, life)
 
 
-def send_life_sign(mesh: ProcessMesh) -> None:
-    """Publisher: tells a receiver that it waits for its own source."""
-    send_frame(mesh, {"protocol": PROTOCOL, "waits": True}, RECEIVER)
-
-
 def _answer(
     mesh: ProcessMesh, source: WeightSource | None, ask: Ask, life: LifeSign
 ) -> _Granted | None:
@@ -168,7 +164,7 @@ def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent 
                 source.delta(following, base)
         wire_bytes += bucket.numel()
         mesh.wait(sending)
-    staged = await_acknowledgement(mesh)
+    staged = version_in(recv_frame(mesh, RECEIVER))
     if staged != source.version:
         raise WeightsRefused(f"version {source.version} was sent, {staged} acknowledged")
     seconds = time.perf_counter() - granted.began

@@ -33,9 +33,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,8 +49,7 @@ from paceline.weights.link_messages import (
     publication_in,
     recv_answer,
     recv_frame,
-    send_ask,
-    send_go,
+    send_frame,
     version_in,
 )
 from paceline.weights.share_reception import Coming, receive_direct, receive_shares
@@ -92,13 +90,6 @@ class Reception:
     paid: Callable[[int], None] = field(default=lambda source: None)
 
 
-@dataclass(frozen=True)
-class _Offer:
-    version: int
-    publication: int
-    manifest: Manifest
-
-
 def receive_snapshot(
     sources: Sequence[ProcessMesh],
     *,
@@ -120,43 +111,57 @@ def receive_snapshot(
     """
     reception, device = reception or Reception(), device or sources[0].device
     while True:
-        header = _recv_header(sources[0], reception)
+        header = recv_frame(sources[0], PUBLISHER, _HEADER_FRAME)
+        reception.heard(0)
+        check_protocol(header, "publisher", "receiver")
+        if header.get("waits") is True:
+            continue
         started = time.perf_counter()
-        version = version_in(header)
-        if version <= newer_than:
-            raise WeightsRefused(f"version {version} was offered, {newer_than} is here already")
+        ask = Ask(version_in(header), publication_in(header))
+        if ask.version <= newer_than:
+            raise WeightsRefused(f"version {ask.version} was offered, {newer_than} is here already")
         limit = limit_bytes or _memory_bytes(device)
         manifest = Manifest.from_json(header.get("manifest"), limit_bytes=limit)
-        offer = _Offer(version, publication_in(header), manifest)
-        here = base if base is not None and base.manifest == offer.manifest else None
-        coming, weights = _negotiate(sources, offer, here, reception)
+        here = base if base is not None and base.manifest == manifest else None
+        begun = reception.begun
+        if begun is not None and (begun.version, begun.manifest) != (ask.version, manifest):
+            begun = None
+        coming, begun = _negotiate(sources, ask, manifest, here, begun, reception)
         if not coming:
             # A version that was published since: it is announced next.
             continue
+        staged: StagedWeights | None
         if coming[0].direct:
-            staged: StagedWeights | None = _stage_direct(offer, coming)
+            on_device = coming[0].mesh.device
+            flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=on_device)
+            receive_direct(ask.version, manifest, flat, coming)
+            staged = StagedWeights(ask.version, manifest.views(flat))
         else:
-            staged = _stage_shares(offer, coming, weights, device, reception)
+            deltas = reception.keep_deltas
+            weights = begun or ArrivingWeights(ask.version, manifest, keep_deltas=deltas)
+            staged = _stage_shares(weights, coming, device, reception)
         if staged is not None:
             return replace(staged, seconds=time.perf_counter() - started)
 
 
 def _negotiate(
     sources: Sequence[ProcessMesh],
-    offer: _Offer,
+    ask: Ask,
+    manifest: Manifest,
     base: ReceiverBase | None,
+    begun: ArrivingWeights | None,
     reception: Reception,
 ) -> tuple[list[Coming], ArrivingWeights | None]:
     """Asks all sources for their shares; nothing comes if one of them will never have the version.
-    Then the weights that have begun to come, if all sources go on with them."""
-    weights = _begun(reception, offer)
-    answers = _ask_all(sources, offer, base, weights, reception)
+    Then the weights that have ``begun`` to come, if all sources go on with them."""
+    weights = begun if begun is not None and begun.held else None
+    answers = _ask_all(sources, ask, base, weights, reception)
     if weights is not None and not all(answer.kept for answer in answers if answer.ready):
         weights = None
-        answers = _ask_all(sources, offer, base, None, reception)
+        answers = _ask_all(sources, ask, base, None, reception)
     ready = all(answer.ready for answer in answers)
     for source, mesh in enumerate(sources):
-        send_go(mesh, ready)
+        send_frame(mesh, {"go": ready}, PUBLISHER)  # or it is to forget this version
         if not ready:
             reception.paid(source)
     if not ready:
@@ -172,33 +177,18 @@ def _negotiate(
     for source, (mesh, answer) in enumerate(zip(sources, answers, strict=True)):
         share = WeightShare(source, len(sources))
         here = set() if direct or weights is None else set(weights.held_of(share)[0])
-        missing = [i for i in share.buckets(offer.manifest) if i not in here]
+        missing = [i for i in share.buckets(manifest) if i not in here]
         heard, paid = partial(reception.heard, source), partial(reception.paid, source)
         deltas = base if answer.base else None
         coming.append(Coming(mesh, missing, deltas, heard, paid, direct=direct))
     return coming, weights
 
 
-def _stage_direct(offer: _Offer, coming: Sequence[Coming]) -> StagedWeights:
-    version, manifest = offer.version, offer.manifest
-    flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=coming[0].mesh.device)
-    receive_direct(version, manifest, flat, coming)
-    return StagedWeights(version, manifest.views(flat))
-
-
 def _stage_shares(
-    offer: _Offer,
-    coming: Sequence[Coming],
-    weights: ArrivingWeights | None,
-    device: torch.device,
-    reception: Reception,
+    weights: ArrivingWeights, coming: Sequence[Coming], device: torch.device, reception: Reception
 ) -> StagedWeights | None:
     """The weights from host memory; None if the only source will never have the rest of them."""
-    version, manifest = offer.version, offer.manifest
-    if weights is None:
-        weights = reception.begun = ArrivingWeights(
-            version, manifest, keep_deltas=reception.keep_deltas
-        )
+    reception.begun = weights
     weights.tree = reception.tree
     if base := next((share.base for share in coming if share.base), None):
         weights.base = base.fingerprint
@@ -206,33 +196,15 @@ def _stage_shares(
     if not receive_shares(weights, coming):
         return None
     reception.begun = None
-    tensors = manifest.views(weights.flat.to(device))
-    kept = None
+    manifest, kept = weights.manifest, None
     if manifest.may_be_sparse:
         kept = ReceiverBase(manifest, weights.flat, weights.checksums)
-    return StagedWeights(version, tensors, base=kept)
-
-
-def _recv_header(mesh: ProcessMesh, reception: Reception) -> dict[str, Any]:
-    while True:
-        header = recv_frame(mesh, PUBLISHER, _HEADER_FRAME)
-        reception.heard(0)
-        check_protocol(header, "publisher", "receiver")
-        if header.get("waits") is not True:
-            return header
-
-
-def _begun(reception: Reception, offer: _Offer) -> ArrivingWeights | None:
-    """Buckets of the version that have come, if the sources may go on with them."""
-    begun = reception.begun
-    if begun is None or begun.version != offer.version or begun.manifest != offer.manifest:
-        return None
-    return begun if begun.held else None
+    return StagedWeights(weights.version, manifest.views(weights.flat.to(device)), base=kept)
 
 
 def _ask_all(
     sources: Sequence[ProcessMesh],
-    offer: _Offer,
+    ask: Ask,
     base: ReceiverBase | None,
     weights: ArrivingWeights | None,
     reception: Reception,
@@ -241,7 +213,8 @@ def _ask_all(
         share = WeightShare(source, len(sources))
         have, fingerprint = ([], "") if weights is None else weights.held_of(share)
         held = "" if base is None else base.fingerprint_of(share)
-        send_ask(mesh, Ask(offer.version, offer.publication, tuple(have), fingerprint, held))
+        mine = replace(ask, have=tuple(have), have_fingerprint=fingerprint, base=held)
+        send_frame(mesh, asdict(mine), PUBLISHER)
     answers = []
     for source, mesh in enumerate(sources):
         reception.heard(source)

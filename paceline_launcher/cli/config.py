@@ -144,10 +144,7 @@ def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOpti
     typer.echo("loading torch, then a toy model: about a minute in all", err=True)
     from policy_worker.conformance import conformance
 
-    def begins(tried: str, number: int, count: int) -> None:
-        typer.echo(f"{number} of {count}: {tried}", err=True)
-
-    found = conformance(name, settings["objective"], settings["train"], begins)
+    found = conformance(name, settings["objective"], settings["train"])
     if as_json:
         print_json(
             [{"property": p.name, "holds": not p.problem, "problem": p.problem} for p in found]

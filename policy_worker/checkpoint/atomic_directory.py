@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import re
@@ -48,14 +49,19 @@ def _handle_of(path: Path) -> Iterator[int]:
 
 
 def put_in_place(finished: Path, final: Path) -> None:
-    """Renames directory ``finished`` to ``final``; an older one is gone an instant before."""
-    old = finished.with_name(f".trash.{finished.name.lstrip('.')}")
-    shutil.rmtree(old, ignore_errors=True)  # of one that died between the two
-    with contextlib.suppress(FileNotFoundError):
-        final.rename(old)
-    finished.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
+    """Renames directory ``finished`` to ``final``, which is the old or the new one at every
+    instant. (A file system that cannot exchange names has neither for an instant.)"""
+    paths, here = (os.fsencode(finished), os.fsencode(final)), -100  # AT_FDCWD
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # flag 2: RENAME_EXCHANGE
+    if exchange is None or exchange(here, paths[0], here, paths[1], 2) != 0:
+        old = finished.with_name(f".trash.{finished.name.lstrip('.')}")
+        shutil.rmtree(old, ignore_errors=True)  # of one that died between the two
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(old)
+        finished.rename(final)
+        finished = old
     sync_directory(final.parent)
+    shutil.rmtree(finished, ignore_errors=True)
 
 
 def fingerprint(path: Path, on_progress: Callable[[], None] = lambda: None) -> dict[str, int]:

@@ -51,6 +51,25 @@ class PairScores:
     def rejected_shift(self) -> Tensor:
         return self.rejected - self.rejected_reference
 
+    @property
+    def gap(self) -> Tensor:
+        """log-ratio policy / reference of the chosen completion less that of the rejected one."""
+        return self.chosen_shift - self.rejected_shift
+
+    @property
+    def mean_gap(self) -> Tensor:
+        """``gap`` of log-ratios that are means over the completion's tokens."""
+        return self.chosen_shift / self.chosen_tokens - self.rejected_shift / self.rejected_tokens
+
+    @property
+    def chosen_mean(self) -> Tensor:
+        """Log-prob per token of the chosen completion."""
+        return self.chosen / self.chosen_tokens
+
+    @property
+    def rejected_mean(self) -> Tensor:
+        return self.rejected / self.rejected_tokens
+
 
 class PairObjective(Objective):
     """A mean over pairs. A derived class defines ``loss``, from the pairs of ``pairs_of``."""

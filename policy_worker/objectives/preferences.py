@@ -32,6 +32,7 @@ from paceline.config.sections.objective_options import (
     IpoOptions,
     KtoOptions,
     OrpoOptions,
+    PairOptions,
     RewardModelOptions,
 )
 from policy_worker.objectives.batch import StepTotals, TokenBatch
@@ -48,14 +49,20 @@ from policy_worker.objectives.pairs import (
 )
 
 
-class _AgainstReference(PolicyPairs):
-    """Pairs whose rewards are beta times the log-ratio to a frozen reference."""
+class Dpo(PolicyPairs):
+    """``train.algorithm = "dpo"``, and "online_dpo" over pairs of a sampled group. Rewards are beta
+    times the log-ratio to a frozen reference."""
+
+    Options: type[PairOptions] = DpoOptions
+    options: DpoOptions | IpoOptions
 
     @property
     def frozen(self) -> tuple[Part, ...]:
         return (reference_of(self.config),)
 
-    options: DpoOptions | IpoOptions
+    def pair_loss(self, pairs: PairScores) -> Tensor:
+        assert isinstance(self.options, DpoOptions)
+        return dpo_loss(pairs, self.options) - self.options.sft_coef * pairs.chosen_mean
 
     def implicit_rewards(self, pairs: PairScores) -> tuple[Tensor, Tensor]:
         beta = self.options.beta
@@ -66,40 +73,15 @@ class _AgainstReference(PolicyPairs):
         return {**super().measure_pairs(pairs), **shift}
 
 
-class Dpo(_AgainstReference):
-    """``train.algorithm = "dpo"``, and "online_dpo" over pairs of a sampled group."""
-
-    Options = DpoOptions
-    options: DpoOptions
-
-    def pair_loss(self, pairs: PairScores) -> Tensor:
-        return dpo_loss(pairs, self.options) + self.options.sft_coef * chosen_nll(pairs)
-
-
-class Ipo(_AgainstReference):
+class Ipo(Dpo):
     """``train.algorithm = "ipo"``."""
 
     Options = IpoOptions
     options: IpoOptions
 
     def pair_loss(self, pairs: PairScores) -> Tensor:
-        gap = mean_gap(pairs) if self.options.length_average else shift_gap(pairs)
-        return ipo_loss(gap, self.options.beta) + self.options.sft_coef * chosen_nll(pairs)
-
-
-def chosen_nll(pairs: PairScores) -> Tensor:
-    """[P]: mean negative log-prob per token of the chosen completion."""
-    return -pairs.chosen / pairs.chosen_tokens
-
-
-def shift_gap(pairs: PairScores) -> Tensor:
-    """[P]: log-ratio policy / reference of the chosen completion less that of the rejected one."""
-    return pairs.chosen_shift - pairs.rejected_shift
-
-
-def mean_gap(pairs: PairScores) -> Tensor:
-    """shift_gap of log-ratios that are means over the completion's tokens."""
-    return pairs.chosen_shift / pairs.chosen_tokens - pairs.rejected_shift / pairs.rejected_tokens
+        gap = pairs.mean_gap if self.options.length_average else pairs.gap
+        return ipo_loss(gap, self.options.beta) - self.options.sft_coef * pairs.chosen_mean
 
 
 def ipo_loss(gap: Tensor, beta: float) -> Tensor:
@@ -111,20 +93,18 @@ def dpo_loss(pairs: PairScores, options: DpoOptions) -> Tensor:
     """[P]: the loss of each pair that ``objective.loss`` names."""
     beta, flipped = options.beta, options.label_smoothing
     chosen, rejected = beta * pairs.chosen_shift, beta * pairs.rejected_shift
-    h = beta * shift_gap(pairs)
+    h = beta * pairs.gap
     match options.loss:
-        case (
-            "sigmoid"
-        ):  # DPO, equation 7; with label_smoothing the conservative one, Mitchell, 2023
+        case "sigmoid":  # DPO, equation 7; with label_smoothing conservative, Mitchell, 2023
             return -(1 - flipped) * logsigmoid(h) - flipped * logsigmoid(-h)
         case "sigmoid_norm":  # length-normalised DPO
-            return -logsigmoid(beta * mean_gap(pairs))
+            return -logsigmoid(beta * pairs.mean_gap)
         case "hinge":
             return torch.relu(1 - h)
         case "ipo":
-            return ipo_loss(shift_gap(pairs), beta)
+            return ipo_loss(pairs.gap, beta)
         case "ipo_norm":
-            return ipo_loss(mean_gap(pairs), beta)
+            return ipo_loss(pairs.mean_gap, beta)
         case "robust":  # equation 12: unbiased if label_smoothing of the pairs are flipped
             unlikely = -(1 - flipped) * logsigmoid(h) + flipped * logsigmoid(-h)
             return unlikely / (1 - 2 * flipped)
@@ -160,17 +140,12 @@ class Orpo(PolicyPairs):
     options: OrpoOptions
 
     def pair_loss(self, pairs: PairScores) -> Tensor:
-        chosen, rejected = mean_logprobs(pairs)
+        chosen, rejected = pairs.chosen_mean, pairs.rejected_mean
         return -chosen - self.options.beta * logsigmoid(log_odds(chosen) - log_odds(rejected))
 
     def implicit_rewards(self, pairs: PairScores) -> tuple[Tensor, Tensor]:
-        chosen, rejected = mean_logprobs(pairs)
-        return self.options.beta * chosen, self.options.beta * rejected
-
-
-def mean_logprobs(pairs: PairScores) -> tuple[Tensor, Tensor]:
-    """[P] each: log-prob per token of the chosen and of the rejected completion."""
-    return pairs.chosen / pairs.chosen_tokens, pairs.rejected / pairs.rejected_tokens
+        beta = self.options.beta
+        return beta * pairs.chosen_mean, beta * pairs.rejected_mean
 
 
 def log_odds(logprob: Tensor) -> Tensor:

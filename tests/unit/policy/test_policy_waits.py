@@ -34,7 +34,7 @@ def worker_of(control: Control) -> Any:
     worker.control = control
     worker.worker_report = PolicyReport()
     worker.epochs = worker.worker_report.epochs
-    worker.outlets = SimpleNamespace(checkpoint_due=lambda: False, serve=lambda: None)
+    worker.out = SimpleNamespace(checkpoint_due=lambda: False, serve=lambda: None)
     state = SimpleNamespace(step=3, version=3)
     worker.trainer = SimpleNamespace(state=state, abandon=lambda: None)
     worker.followed, worker.idle_since = control.directive, 0.0
