@@ -77,18 +77,13 @@ class WeightPublisher(SendingEnd):
         self._publications = 0
         super().__init__(**ends)
 
-    def publish(
-        self,
-        version: int,
-        named_tensors: Iterable[tuple[str, Tensor]],
-    ) -> float:
+    def publish(self, version: int, named_tensors: Iterable[tuple[str, Tensor]]) -> float:
         """Makes these weights the newest version; returns the seconds that the caller spent on it.
         Copies the tensors once and returns; on a CUDA device even the copy runs in the background,
         in the order of the current stream. A version that is not newer is ignored."""
-        take = functools.partial(
-            WeightSnapshot.take, version, named_tensors, self._pool, bucket_bytes=self.bucket_bytes
-        )
-        return self._publish(version, functools.partial(take, wire=self.wire))
+        settings = {"bucket_bytes": self.bucket_bytes, "wire": self.wire}
+        take = functools.partial(WeightSnapshot.take, version, named_tensors, self._pool)
+        return self._publish(version, functools.partial(take, **settings))
 
     def publish_share(
         self, version: int, manifest: Manifest, fill: Callable[[Tensor], None]

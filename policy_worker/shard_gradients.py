@@ -23,7 +23,6 @@ from paceline.v1 import common_pb2, policy_pb2
 from policy_worker.control_plane import BlockingControlPlane, PolicyReport
 from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.rows.group_reading import AcceptedGroup
-from policy_worker.step.gradients import RowOutOfMemory
 from policy_worker.trainer import Taken, Trainer
 
 log = logging.getLogger(__name__)
@@ -65,14 +64,12 @@ class ShardGradients:
                 fetched = time.monotonic()
                 self.report.work(f"step {plan.step}: computing {len(missing)} groups")
                 complete = self._add(plan, batches, taken, suspects, over)
-            except RowOutOfMemory as error:
-                if len(error.groups) > 1:
+            except BadGroup as error:
+                if error.fault == "out_of_memory" and len(error.groups) > 1:
                     event(log, "row out of memory", logging.WARNING, groups=len(error.groups))
                     self._alone.update(error.groups)
                     self.report.rest(f"step {plan.step}: fetching groups again")
                     continue  # no gradient is left: all of them again
-                complete = self._reject(plan, BadGroup(str(error), error.groups, "out_of_memory"))
-            except BadGroup as error:
                 fetched = time.monotonic()
                 complete = self._reject(plan, error)
             return ShardResult(complete, fetched, time.monotonic())

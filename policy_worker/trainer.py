@@ -51,7 +51,7 @@ from policy_worker.ranks.state_transfer import receive_state, send_state, state_
 from policy_worker.rows.group_reading import AcceptedGroup, PayloadReader, StorePlace
 from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_shares import Fetch, RowShare
-from policy_worker.step.gradients import Gradients, RowOutOfMemory
+from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import apply_update
 from policy_worker.step.reduction import Reduction
@@ -289,7 +289,7 @@ class Trainer:
         ``last``: nothing is added before reduce(), which begins during the last backward of this
         call.
 
-        Raises RowOutOfMemory (of one rank) or EpochCancelled; the step has to begin again then.
+        Raises BadGroup (out of memory, one rank) or EpochCancelled; the step has to begin again.
         """
         share, self._taken[taken] = self._taken[taken], None
         if share is None:
@@ -300,7 +300,7 @@ class Trainer:
         reduction = self._reduction = Reduction(self._mesh, self.gradients, self._scratch_buffer())
         try:
             self.gradients.add_share(share, reduction.during_backward)
-        except RowOutOfMemory:
+        except BadGroup:
             if reduction.started:
                 self.abandon()  # the other members have a part of what is void now
             self._reduction = None

@@ -65,14 +65,14 @@ class ArrivingWeights(WeightSource):
     publication = 0
     share = WHOLE_SHARE
 
-    def __init__(
-        self, version: int, manifest: Manifest, *, tree: int = 0, keep_deltas: bool = False
-    ) -> None:
-        """``tree``: of their link. ``keep_deltas``: for receivers that have the same base."""
+    tree = 0
+    """Of the link that they come over."""
+
+    def __init__(self, version: int, manifest: Manifest, *, keep_deltas: bool = False) -> None:
+        """``keep_deltas``: for receivers that have the same base."""
         self.version = version
         self.manifest = manifest
         self.flat = torch.empty(manifest.total_bytes, dtype=torch.uint8)
-        self.tree = tree
         self.base = ""
         """Fingerprint of the base of the deltas that came; empty if none did."""
         self._keep_deltas = keep_deltas

@@ -66,10 +66,13 @@ def export(
         meta = read_meta(checkpoint)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
-    chosen = _chosen_part(meta, part, checkpoint)
+    parts = {found["name"]: found for found in meta["parts"]}
+    main = next(iter(parts))
+    if (chosen := parts.get(main if part is None else part)) is None:
+        raise ExportError(f"{checkpoint} has no part {part!r}: choose one of {', '.join(parts)}")
     source = str(model_path or chosen["path"])
     stored = stored_tensors(checkpoint)
-    names = weights_of_part(stored, "" if chosen["main"] else chosen["name"])
+    names = weights_of_part(stored, "" if chosen["name"] == main else chosen["name"])
     weights = {name: torch.empty(stored[name][0], dtype=stored[name][1]) for name in names}
     read_shards(checkpoint, weights)
     weights = {names[name]: tensor for name, tensor in weights.items()}
@@ -85,7 +88,14 @@ def export(
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             model.save_pretrained(partial)
             tokenizer = str(meta["model"]["tokenizer"] or source)
-            _save_tokenizer(partial, tokenizer, trust_remote_code)
+            try:
+                found = AutoTokenizer.from_pretrained(
+                    tokenizer, trust_remote_code=trust_remote_code
+                )
+            except (OSError, ValueError) as error:
+                why = first_line(error)
+                raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({why})") from error
+            found.save_pretrained(partial)
             if trust_remote_code:
                 for code in Path(source).glob("*.py"):
                     shutil.copyfile(code, partial / code.name)
@@ -98,15 +108,6 @@ def export(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return out
-
-
-def _chosen_part(meta: dict[str, Any], part: str | None, checkpoint: Path) -> dict[str, Any]:
-    parts = meta["parts"]
-    for found in parts:
-        if part in (None, found["name"]):
-            return {**found, "main": found is parts[0]}
-    names = ", ".join(found["name"] for found in parts)
-    raise ExportError(f"{checkpoint} has no part {part!r}: choose one of {names}")
 
 
 def _model_of(
@@ -143,12 +144,3 @@ def _model_of(
         model.generation_config = GenerationConfig.from_pretrained(source)
     model.config.dtype = next(iter(weights.values())).dtype
     return model
-
-
-def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
-    try:
-        found = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        why = first_line(error)
-        raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({why})") from error
-    found.save_pretrained(out)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -70,7 +70,13 @@ def load_sharded_state(
     read, and ObjectiveError."""
     torch.manual_seed(config.run.seed)
     objective = load_objective(config)
-    _check_tokens(objective.trains, config)
+    tokens = config.model.tokenizer or config.model.path
+    for part in objective.trains:
+        if part.path and (why := difference(tokens, part.path)):
+            raise ModelError(
+                f"{part.field or part.name} = {part.path!r} has other tokens than model.path "
+                f"({why}): name a model with the tokenizer of model.path"
+            )
     parts = {
         part.name: load_sharded(part, config, replica, device, on_progress, trainable=True)
         for part in objective.trains
@@ -81,16 +87,6 @@ def load_sharded_state(
         name: torch.tensor(value, dtype=torch.float64) for name, value in objective.scalars.items()
     }
     return TrainState(parts, optimizer, Step(0), NO_VERSION, config, scalars)
-
-
-def _check_tokens(parts: Sequence[Part], config: Config) -> None:
-    tokens = config.model.tokenizer or config.model.path
-    for part in parts:
-        if part.path and (why := difference(tokens, part.path)):
-            raise ModelError(
-                f"{part.field or part.name} = {part.path!r} has other tokens than model.path "
-                f"({why}): name a model with the tokenizer of model.path"
-            )
 
 
 def load_sharded(

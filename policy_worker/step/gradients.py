@@ -28,7 +28,7 @@ from policy_worker.model.train_state import (
     local_tensor,
     reduce_next_backward,
 )
-from policy_worker.objectives.batch import GroupKey, StepTotals
+from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
@@ -37,14 +37,6 @@ from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_forwards import RowForwards, balance_of_sequences
 from policy_worker.rows.row_shares import Fetch, RowShare, RowShares
 from policy_worker.step.stats import Stats, count_rewards, measure
-
-
-class RowOutOfMemory(Exception):
-    """A row of these groups does not fit into memory; no gradient of the step is left."""
-
-    def __init__(self, message: str, groups: tuple[GroupKey, ...]) -> None:
-        super().__init__(message)
-        self.groups = groups
 
 
 @dataclass(eq=False)
@@ -126,9 +118,9 @@ class Gradients:
         ``around_last_row``: entered for the forward and backward after which the gradients are
         complete.
 
-        Raises RowOutOfMemory (ReplicaBroken with several ranks) if a row does not fit into memory,
-        and EpochCancelled on every rank if the step was given up; all local gradients are dropped,
-        and the step has to begin again.
+        Raises BadGroup (ReplicaBroken with several ranks) if a row does not fit into memory, and
+        EpochCancelled on every rank if the step was given up; all local gradients are dropped, and
+        the step has to begin again.
         """
         totals = self._totals
         every_row = self.state.config.train.memory.gradient_sync == "row"
@@ -153,7 +145,7 @@ class Gradients:
                     # one. Its groups become suspects, and are computed one by one from then on.
                     names = ", ".join(task_id for task_id, _ in groups[:8])
                     raise self.replica.given_up(f"groups {names}: {why}") from error
-                raise RowOutOfMemory(why, groups) from error
+                raise BadGroup(why, groups, "out_of_memory") from error
             self.on_progress()
             # One integer over loopback for each micro-batch: ranks look at different moments.
             if not self.replica.agree(not self.left()):

@@ -97,7 +97,18 @@ def measure(
         trained = columns.trained
         measured = {name: (values, trained) for name, values in loss.measured.items()}
         if len(scores.before):
-            compared = _towards_behaviour(scores, columns) if sampled else {}
+            compared = {}
+            if sampled:
+                gap = (scores.before - columns.behaviour).abs()
+                weight = ratio(scores.before, columns.behaviour)
+                kl = token_kl(columns.behaviour, scores.before, "k3")
+                compared = {
+                    "ratio": (weight, trained),
+                    "ratio_square": (weight.square(), trained),
+                    "logprob_gap": (gap, trained),
+                    "logprob_gap_fresh": (gap, trained * (columns.staleness == 0)),
+                    "kl_behaviour": (kl, trained),
+                }
             measured = {"entropy": (scores.entropy.detach(), trained), **compared, **measured}
         for name, mean in loss.means.items():
             if mean.values.numel():
@@ -115,19 +126,3 @@ def measure(
         if count or (name != "logprob_gap_fresh" and name not in loss.means):
             exact_maximum = name in ("ratio", "logprob_gap", "logprob_gap_fresh")
             stats.add(name, total, count, largest if exact_maximum else None)
-
-
-def _towards_behaviour(
-    scores: TokenScores, columns: TokenColumns[Tensor]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Comparisons with the policy that sampled, each with its mask."""
-    trained = columns.trained
-    gap = (scores.before - columns.behaviour).abs()
-    weight = ratio(scores.before, columns.behaviour)
-    return {
-        "ratio": (weight, trained),
-        "ratio_square": (weight.square(), trained),
-        "logprob_gap": (gap, trained),
-        "logprob_gap_fresh": (gap, trained * (columns.staleness == 0)),
-        "kl_behaviour": (token_kl(columns.behaviour, scores.before, "k3"), trained),
-    }

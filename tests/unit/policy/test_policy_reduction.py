@@ -10,8 +10,8 @@ import torch
 
 from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from policy_worker.objectives.batch import BadGroup
 from policy_worker.step import reduction
-from policy_worker.step.gradients import RowOutOfMemory
 from policy_worker.trainer import Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -158,7 +158,7 @@ def test_a_last_row_without_memory_leaves_the_mesh_if_a_part_was_reduced(
         "_add_row",
         lambda *a, **n: (whole(*a, **n), fail_after(side))[0],
     )
-    with pytest.raises(RowOutOfMemory):
+    with pytest.raises(BadGroup):
         step(trainer, side)
     assert trainer.rank == -1
     with pytest.raises(EpochCancelled):
