@@ -34,7 +34,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,7 +53,6 @@ from paceline.weights.link_messages import (
     version_in,
 )
 from paceline.weights.share_reception import Coming, receive_direct, receive_shares
-from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_manifest import Manifest, WeightShare, WeightsRefused
 
 _HEADER_FRAME = 128 << 20
@@ -69,11 +68,6 @@ class StagedWeights:
     base: ReceiverBase | None = None
     """The same weights as a base for the next version; None if they came straight to a device, or
     if deltas of their types are not worth it."""
-
-    @cached_property
-    def digest(self) -> str:
-        """weights_digest() of the tensors; computed when first asked for."""
-        return weights_digest(self.tensors.items())
 
 
 @dataclass

@@ -17,7 +17,7 @@ a batch: Switch Transformers, arXiv 2101.03961.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,7 +69,12 @@ class RowForwards:
         resting = self.objective.resting(scalars)
         tokens = micro.input_ids.shape[1]
         leaves = self.state.config.train.memory.offload_activations
-        with self._precision(micro), activations_on_host(tokens) if leaves else nullcontext():
+        # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
+        # checkpoint, and gradients arrive in float32. Its price is a cast per row.
+        device = micro.input_ids.device.type
+        mixed = compute_dtype(self.state.config.model, device) == "bfloat16"
+        precision = torch.autocast(device, torch.bfloat16, enabled=mixed)
+        with precision, activations_on_host(tokens) if leaves else nullcontext():
             none = torch.zeros(0, device=micro.input_ids.device)
             scores, outputs = TokenScores(none, none, none), {}
             for name, model in parts.items():
@@ -92,15 +97,6 @@ class RowForwards:
                     reference = score(model, micro, temperature, chunk_mb=chunk).logprobs
         constants = {name: output.detach() for name, output in outputs.items()}
         return replace(scores, values=outputs, values_before=constants, scalars=scalars), reference
-
-    def _precision(self, micro: MicroBatch) -> AbstractContextManager[object]:
-        # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
-        # checkpoint, and gradients arrive in float32. Its price is a cast per row.
-        device = micro.input_ids.device.type
-        if compute_dtype(self.state.config.model, device) != "bfloat16":
-            return nullcontext()
-        mixed: AbstractContextManager[object] = torch.autocast(device, torch.bfloat16)
-        return mixed
 
 
 def balance_of_sequences(

@@ -62,12 +62,6 @@ def build_optimizer(
     return optimizer
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """``lr``: of the step; each part has its multiple of it."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_scale"]
-
-
 def apply_update(
     state: TrainState,
     gradients: Gradients,
@@ -105,7 +99,8 @@ def apply_update(
             for name in gradients.objective.resting(scalars):
                 for parameter in state.parts[name].parameters():
                     parameter.grad = None  # no decay either, and no step of the moments
-            set_learning_rate(state.optimizer, lr)
+            for group in state.optimizer.param_groups:
+                group["lr"] = lr * group["lr_scale"]
             state.optimizer.step()
             for name, number in gradients.objective.advance(scalars, sums).items():
                 state.scalars[name].fill_(number)

@@ -34,6 +34,7 @@ from paceline.weights.link_messages import (
     send_answer,
     send_record,
 )
+from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_manifest import WeightShare
 from paceline.weights.weight_sending import announce
 from paceline.weights.weight_snapshot import WeightSnapshot
@@ -91,7 +92,12 @@ def say(**fields: Any) -> None:
 def receiver(args: argparse.Namespace) -> None:
     def staged(weights: StagedWeights) -> None:
         at = time.time()
-        say(version=weights.version, at=at, digest=weights.digest, seconds=weights.seconds)
+        say(
+            version=weights.version,
+            at=at,
+            digest=weights_digest(weights.tensors.items()),
+            seconds=weights.seconds,
+        )
 
     end = WeightReceiver(
         url=args.url,
