@@ -95,11 +95,11 @@ def nodes_needed(config: Config, gpus: int) -> int:
 
 class Placement:
     """Places of a run's workers. Raises BadInput if the nodes have no room for those of [fleet].
-    ``gpus``: of each node; 0: workers compute on CPUs."""
+    ``nodes``: 0 if they start no workers. ``gpus``: of each node; 0: workers compute on CPUs."""
 
     def __init__(self, config: Config, nodes: int, gpus: int = 0) -> None:
         self._nodes, self._gpus = nodes, gpus
-        self._counts = workers_with_spares(config)
+        self._counts = workers_with_spares(config) if nodes else {}
         self._needs = {pool: gpus_of_worker(config, pool) if gpus else 0 for pool in self._counts}
         self._free = [list(range(gpus)) for _ in range(nodes)]
         self._load = [0] * nodes
@@ -110,7 +110,8 @@ class Placement:
 
     def of(self, pool: str, index: int) -> WorkerPlace | None:
         """The place of a worker; None if no node has enough GPUs that are free."""
-        return self._places.get(worker_name(pool, index)) or self._beyond(pool, index)
+        found = self._places.get(worker_name(pool, index))
+        return found if found is not None or not self._nodes else self._beyond(pool, index)
 
     def on(self, node: int) -> dict[str, WorkerPlace]:
         """Workers of [fleet] on ``node``, by name."""
@@ -180,16 +181,6 @@ class Placement:
             f"rollout.tensor_parallel or the workers in [fleet], take more nodes, or let workers "
             "share the GPUs with --gpus 0"
         )
-
-
-class NoPlacement(Placement):
-    """Placement of a run whose workers are not started by its nodes."""
-
-    def __init__(self) -> None:
-        self._counts, self._places = {}, {}
-
-    def of(self, pool: str, index: int) -> WorkerPlace | None:
-        return None
 
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"

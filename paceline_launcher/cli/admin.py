@@ -22,42 +22,27 @@ MOST = 10_000  # largest number that the controllers accept
 Seconds = Annotated[float, typer.Option(min=0.0)]
 
 
-def scale(
-    counts: list[str],
-    *,
-    target: Target,
-    expected: list[str] | None = None,
-    as_json: JsonOption = False,
-) -> None:
+def scale(counts: list[str], *, target: Target, as_json: JsonOption = False) -> None:
     """Change the desired number of workers of a running fleet.
 
     The answer says who starts or drains workers until their number is the desired one: `paceline
     up`, a provider (fleet.provider), or nobody, and then what to do.
 
-    A script that has read the numbers first passes them as --expected: the command then changes
-    nothing if another user, or the autoscaler, has changed them since.
-
     Example: paceline scale policy=3 rollout=4 --run-dir runs/demo
 
     Args:
         counts ROLE=COUNT...: policy=2, rollout=4, scorer:NAME=2.
-        expected ROLE=COUNT: Refuse if the desired number is not this one; may be repeated.
     """
-    fields = {"desired": _counts(counts), "expected": _counts(expected or [], "--expected: ")}
-    _ask("Scale", fields, as_json, target)
-
-
-def _counts(items: list[str], option: str = "") -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for item in items:
+    desired: dict[str, int] = {}
+    for item in counts:
         role, _, count = item.partition("=")
-        if role in counts or not is_number(count, 1, MOST):
+        if role in desired or not is_number(count, 1, MOST):
             raise BadInput(
-                f"{option}{item}: write each role once, as policy=COUNT, rollout=COUNT or "
+                f"{item}: write each role once, as policy=COUNT, rollout=COUNT or "
                 f"scorer:NAME=COUNT, COUNT from 1 to {MOST:,}"
             )
-        counts[role] = int(count)
-    return counts
+        desired[role] = int(count)
+    _ask("Scale", {"desired": desired}, as_json, target)
 
 
 def drain(
@@ -66,7 +51,6 @@ def drain(
     target: Target,
     replace: bool = False,
     wait: Seconds = 0.0,
-    incarnation: Annotated[int | None, typer.Option(min=1, max=(1 << 64) - 1)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Let one worker finish its tasks and leave.
@@ -79,10 +63,9 @@ def drain(
         worker WORKER: Id of the worker, see paceline status.
         replace: Keep the desired number: another worker takes its place.
         wait SECONDS: Wait for it to leave, at most this long.
-        incarnation NUMBER: Refuse if another process has this id now; see paceline status --json.
     """
-    meant = incarnation or 0
-    _ask("Drain", {"worker_id": worker, "replace": replace, "incarnation": meant}, as_json, target)
+    meant = 0
+    _ask("Drain", {"worker_id": worker, "replace": replace}, as_json, target)
 
     def left(status: admin_pb2.StatusReply) -> bool:
         """True if the process that had the name when it was asked has left."""

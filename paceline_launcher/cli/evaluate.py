@@ -30,6 +30,8 @@ from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
 from rollout_worker.tasks.group_producer import GroupProducer
 
+CUT = rollout_pb2.FINISH_REASON_LENGTH
+
 
 @dataclass(slots=True)
 class Judged:
@@ -80,18 +82,14 @@ async def _evaluate(
                     outcome.failed[made.reason] += 1
                     outcome.example = outcome.example or f"row {index}: {made.detail}"
                 else:
-                    outcome.scores[index] = score_of(made)
+                    outcome.scores[index] = row_score(
+                        [c.reward for c in made.completions],
+                        [c.answer for c in made.completions] if eval_set.samples > 1 else [],
+                        [len(c.tokens) // 4 for c in made.completions],
+                        sum(c.finish_reason == CUT for c in made.completions),
+                        eval_set.solved_at,
+                    )
                 progress(outcome)
-
-    def score_of(group: rollout_pb2.Group) -> RowScore:
-        completions = group.completions
-        return row_score(
-            [c.reward for c in completions],
-            [c.answer for c in completions] if eval_set.samples > 1 else [],
-            [len(c.tokens) // 4 for c in completions],
-            sum(c.finish_reason == rollout_pb2.FINISH_REASON_LENGTH for c in completions),
-            eval_set.solved_at,
-        )
 
     tokenizer = PromptTokenizer(config)
     environments = EnvironmentRunner(config, tokenizer) if config.rollout.environment else None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,9 +44,8 @@ def events(
 ) -> None:
     """Print the events of a run, the oldest first.
 
-    Without --follow and --all the run directory is enough, even after the run has ended. Steps that
-    were committed one after the other are then printed in one line; --kind StepCommitted prints
-    each.
+    Without --follow and --all the run directory is enough, even after the run has ended. Committed
+    steps are then left out: --kind StepCommitted prints them.
 
     Example: paceline events --run-dir runs/demo --follow
 
@@ -59,7 +56,7 @@ def events(
         kinds --kind KIND: Only this kind, such as WorkerDied; may be repeated.
         faults: Only warnings and errors.
     """
-    from paceline.observe.event_history import is_listed
+    from paceline.observe.event_history import is_listed, position_key
     from paceline.observe.run_watcher import answers, follow_events
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.v1 import admin_pb2
@@ -98,37 +95,13 @@ def events(
         )
     # The files of a run hold all of its listed events.
     assert target.run_dir is not None
-    _from_file(target.run_dir, after, as_json, wanted, together=not (as_json or kinds))
-
-
-def _from_file(
-    run_dir: Path,
-    after: str,
-    as_json: bool,
-    wanted: Callable[[Mapping[str, Any]], bool],
-    *,
-    together: bool,
-) -> None:
-    """``together``: steps that were committed one after the other are in one line."""
-    from paceline.observe.event_history import position_key
-
-    path = run_dir / "events.jsonl"
+    path = target.run_dir / "events.jsonl"
     if not path.is_file():
-        raise BadInput(f"--run-dir: {run_dir} has no events.jsonl: not a run directory")
-    chosen = (
-        event
-        for event in read_lines(path)
-        if (not after or position_key(event["position"]) > position_key(after)) and wanted(event)
-    )
-    for steps, group in groupby(chosen, lambda event: event["type"] == EventType.STEP_COMMITTED):
-        events = [*group]
-        if together and steps and len(events) > 1:
-            ends = (events[0]["metrics"], events[-1]["metrics"])
-            first, last = (math.nan if (r := m.get("reward_mean")) is None else r for m in ends)
-            text = f"steps {events[0]['step']} to {events[-1]['step']} committed"
-            text += f", reward {first:.3f} to {last:.3f}"
-            events = [{"t": events[-1]["t"], "text": text}]
-        for event in events:
+        raise BadInput(f"--run-dir: {target.run_dir} has no events.jsonl: not a run directory")
+    steps_too = as_json or kinds
+    for event in read_lines(path):
+        late = not after or position_key(event["position"]) > position_key(after)
+        if late and wanted(event) and (steps_too or event["type"] != EventType.STEP_COMMITTED):
             _print(event, as_json)
 
 

@@ -84,7 +84,7 @@ def node(
     """
     from paceline_launcher.launch.job import NodeJob, node_place
     from paceline_launcher.launch.node_workers import NodeWorkers
-    from paceline_launcher.node_placement import NoPlacement, Placement, gpus_for
+    from paceline_launcher.node_placement import Placement, gpus_for
     from paceline_launcher.preflight.checks import default_run_dir
 
     set_process_limits()
@@ -98,7 +98,7 @@ def node(
             "nvidia-smi, and look at CUDA_VISIBLE_DEVICES and --gpus"
         )
     mine = seen if gpus is None else seen[:gpus]
-    placement = NoPlacement() if elsewhere else Placement(settings, here.nodes, len(mine))
+    placement = Placement(settings, 0 if elsewhere else here.nodes, len(mine))
     workers = NodeWorkers(settings, placement=placement, node=here.rank, gpus=mine)
     directory = (run_dir or default_run_dir(settings)).resolve()
     digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:32]
@@ -203,13 +203,10 @@ def _follow(this: _Node, wait_s: float) -> int:
         text = f"node {this.place.rank}: {printable(line)}"
         output.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    async def run() -> int:
-        node = FollowingNode(this.place, this.run_dir, this.job, wait_s, note, this.workers)
-        return await node.run()
-
+    node = FollowingNode(this.place, this.run_dir, this.job, wait_s, note, this.workers)
     check(this.config, this.run_dir, control=False, placed=True)
     home = node_directory(this.run_dir, this.place.rank)
     with locked(home):
         if left := end_leftovers(home):
             note(f"ended {len(left)} processes that an earlier start left behind")
-        return asyncio.run(run())
+        return asyncio.run(node.run())

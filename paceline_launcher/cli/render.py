@@ -19,7 +19,6 @@ def render(
     target: Annotated[str, typer.Option(autocompletion=lambda: list(TARGETS))],
     out: str = "",
     force: bool = False,
-    dry_run: bool = False,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,13 +36,12 @@ def render(
         target NAME: kubernetes, pytorchjob, pai-dlc, ray or slurm.
         out DIR: Directory of the files; - for standard output. Default: rendered/TARGET.
         force: Replace existing files.
-        dry_run: Print the files and write none.
     """
     from paceline_launcher.render.request import RenderRequest
     from paceline_launcher.render.targets import rendered, write_files
 
     files = rendered(target, RenderRequest(load_config(config, overrides or ()), options))
-    if dry_run or out == "-":
+    if out == "-":
         if as_json:
             print_json({"target": target, "written": None, "files": files})
         else:

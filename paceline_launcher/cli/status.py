@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +20,6 @@ from paceline_launcher.cli.common import (
     Target,
     given_or_default,
     print_json,
-    print_json_line,
 )
 from paceline_launcher.terminal import out_console, printable
 
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from paceline.v1 import admin_pb2
 
 ANSWER_LIMIT_S = 3.0
-HISTORY = 48
 
 
 def status(*, target: Target, as_json: JsonOption = False) -> None:
@@ -66,41 +62,23 @@ def status(*, target: Target, as_json: JsonOption = False) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def top(
-    *,
-    target: Target,
-    every: Annotated[float, typer.Option(min=0.1)] = 1.0,
-    once: bool = False,
-    as_json: JsonOption = False,
-) -> None:
+def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0) -> None:
     """Watch a running fleet: rewards, rate, time left, every process, the last events.
 
-    A terminal is redrawn; otherwise lines are printed, or with --json one object per refresh. The
-    view survives a change of the leader and ends with the run. Exit status 1 if the run failed.
+    A terminal is redrawn; otherwise lines are printed. The view survives a change of the leader and
+    ends with the run. Exit status 1 if the run failed. Scripts read `paceline status --json`.
 
     Example: paceline top --run-dir runs/demo
 
     Args:
         every SECONDS: Refresh interval.
-        once: Print the state once and exit.
     """
     from paceline.observe.run_watcher import first_look, watch
-    from paceline_launcher import live_view
-
-    def print_object(picture: RunPicture) -> None:
-        print_json_line(as_object(picture))
+    from paceline_launcher.live_view import open_console
 
     async def look_on(control: ControlPlane) -> str:
         begun = await first_look(control, target.run_dir)
-        if once:
-            drawn = live_view.picture(begun.status, begun.progress, begun.events)
-            print_object(begun) if as_json else out_console(150).print(drawn)
-            return ""
-        watched = partial(watch, control, begun, every_s=every, run_dir=target.run_dir)
-        if as_json:
-            # An object shows the last event.
-            return await watched(print_object, lambda text, t: None)
-        console = live_view.open_console(progress=begun.progress)
+        console = open_console(progress=begun.progress)
 
         def show(picture: RunPicture) -> None:
             if picture.status is not None:
@@ -109,32 +87,12 @@ def top(
         try:
             for t, text in begun.events:
                 console.note(text, t)
-            return await watched(show, console.note)
+            run_dir = target.run_dir
+            return await watch(control, begun, show, console.note, every_s=every, run_dir=run_dir)
         finally:
             console.close()
 
     raise typer.Exit(1 if target.ask(look_on) == "failed" else 0)
-
-
-def as_object(picture: RunPicture) -> dict[str, Any]:
-    """Fields of the status and: t (Unix seconds), reward_history (the run in at most 48 spans),
-    time_left_s (null: unknown), last_event ({t, text} or null). If no controller answers: t,
-    answered (false) and silent_s."""
-    head = {"t": round(time.time(), 3), "answered": not picture.silent_s}
-    if picture.silent_s:
-        return {**head, "silent_s": picture.silent_s}
-    status = picture.status
-    assert status is not None
-    over = status.phase in ("finished", "failed")
-    left = picture.progress.seconds_left(int(status.step), int(status.total_steps))
-    last = picture.events[-1] if picture.events else None
-    return {
-        **head,
-        **as_dict(status),
-        "reward_history": picture.progress.rewards(HISTORY),
-        "time_left_s": None if over else left,
-        "last_event": {"t": last[0], "text": last[1]} if last else None,
-    }
 
 
 def why(*, target: Target, as_json: JsonOption = False) -> None:

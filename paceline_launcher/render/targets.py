@@ -34,8 +34,6 @@ USES = {
 TLS_MOUNT = "/etc/paceline-tls"
 STOP_SPARE_S = 60
 """Slurm may signal a job a minute early."""
-LONGEST_REQUEST, RESERVED = 65_536, 4_096
-"""Bytes of the parameters of PAI-DLC's CreateJob, and the service's own part of them."""
 
 
 def rendered(target: str, request: RenderRequest) -> dict[str, str]:
@@ -190,13 +188,8 @@ def pai_dlc(request: RenderRequest) -> dict[str, str]:
         "pai-dlc/job.yaml",
         command=lambda pool: json.dumps(templates.text("pai-dlc/pod.sh", pool=pool)),
     )
-    text = json.dumps(yaml.safe_load(document), indent=2, ensure_ascii=False) + "\n"
-    if len(text.encode()) > LONGEST_REQUEST - RESERVED:
-        raise BadInput(
-            f"the job has {len(text.encode())} bytes, and PAI-DLC takes {LONGEST_REQUEST} with its "
-            "own: shorten the settings, such as long texts of [rollout] or [objective]"
-        )
-    return {"job.json": text}
+    text = json.dumps(yaml.safe_load(document), indent=2, ensure_ascii=False)
+    return {"job.json": f"{text}\n"}
 
 
 def slurm(request: RenderRequest) -> dict[str, str]:

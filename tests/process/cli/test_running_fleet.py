@@ -6,16 +6,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from paceline.observe.run_watcher import follow_events
+from paceline.observe.run_watcher import first_look, follow_events
 from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline_launcher.cli import app
+from paceline_launcher.cli.common import Target
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, running_controllers, status, until
 from testbed.fleets.local_run import ROOT
@@ -72,18 +74,18 @@ def asked(*arguments: str) -> Any:
     return json.loads(shown.stdout)
 
 
-def test_top_tells_the_same_from_the_run_directory_and_from_afar(fleet: Controllers) -> None:
-    looks = [asked("top", "--once", *target) for target in targets(fleet)]
-    for look in looks:
-        assert look["step"] >= STEPS
-        assert look["leader"] == "controller-0"
-        assert {c["state"] for c in look["controllers"]} == {"leader", "standby"}
-        assert len(look["reward_history"]) == look["step"]
-        assert look["reward_history"][0] == pytest.approx(0.5)
-        assert look["time_left_s"] > 0
-        assert look["last_event"]["text"]
-    assert looks[0]["reward_history"] == looks[1]["reward_history"]
-    assert looks[0]["last_event"] == looks[1]["last_event"]
+def test_top_begins_with_the_past_that_the_run_directory_has(fleet: Controllers) -> None:
+    afar = {"controllers": ",".join(addresses(fleet)), "token_file": fleet.run_dir / TOKEN_FILE}
+    for target in (Target(run_dir=fleet.run_dir), Target(**afar)):
+        look = target.ask(partial(first_look, run_dir=target.run_dir))
+        assert look.status is not None and look.status.step >= STEPS
+        assert look.status.leader == "controller-0"
+        assert {c.state for c in look.status.controllers} == {"leader", "standby"}
+        rewards = look.progress.rewards(48)
+        if target.run_dir is not None:
+            assert len(rewards) == look.status.step and rewards[0] == pytest.approx(0.5)
+            assert (look.progress.seconds_left(look.status.step, look.status.total_steps) or 0) > 0
+            assert look.events[-1][1]
 
 
 def test_samples_are_read_from_the_controllers(paceline: Command, fleet: Controllers) -> None:
@@ -116,13 +118,12 @@ def test_admin_commands_answer_in_json(paceline: Command, fleet: Controllers) ->
 def test_heartbeats_are_told_whoever_is_asked_first(fleet: Controllers) -> None:
     """Only the leader hears them: every second look at a fleet had none."""
     for where in (addresses(fleet), addresses(fleet)[::-1]):
-        for command in (["status"], ["top", "--once"]):
-            look = [*command, "--controllers", ",".join(where), *with_token(fleet)]
-            patience = Patience(60)
-            # On a busy machine the leader may be late or another one, and then nobody has heard for
-            # a moment.
-            while not (all_heard(look) and all_heard(look)):
-                assert patience.left()
+        look = ["status", "--controllers", ",".join(where), *with_token(fleet)]
+        patience = Patience(60)
+        # On a busy machine the leader may be late or another one, and then nobody has heard for
+        # a moment.
+        while not (all_heard(look) and all_heard(look)):
+            assert patience.left()
 
 
 def all_heard(look: list[str]) -> bool:
@@ -146,34 +147,28 @@ async def test_a_quiet_run_is_followed_over_a_failover_and_to_its_end(tmp_path: 
 
         follower = asyncio.create_task(follow())
         top = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "paceline_launcher", "top", "--json", "--every", "0.1"),
+            *(sys.executable, "-m", "paceline_launcher", "top", "--every", "0.1"),
             *where,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
         )
         assert top.stdout is not None
         try:
-            look = json.loads(await top.stdout.readline())
-            assert (look["leader"], look["phase"]) == ("controller-0", "waiting")
+            assert await top.stdout.readline(), "it tells of the run so far"
             await until(lambda: terms == ["controller-0"])
             done, _ = await asyncio.wait([follower], timeout=1.2)
             assert not done, "it gave up in the quiet time"
             controllers.started[0].kill()
-            # The status and the event stream find the new leader independently.
-            while not (look["answered"] and look["leader"] == "controller-1") or not look[
-                "last_event"
-            ]["text"].startswith("controller-1 leads"):
-                look = json.loads(await top.stdout.readline())
+            while b"controller-1 leads" not in (line := await top.stdout.readline()):
+                assert line
             await until(lambda: terms == ["controller-0", "controller-1"])
             await asyncio.to_thread(asked, "stop", *where)
-            last = json.loads((await top.stdout.read()).splitlines()[-1])
             assert await top.wait() == 0
         finally:
             follower.cancel()
             if top.returncode is None:
                 top.kill()
                 await top.wait()
-        assert last["phase"] == "finished" and last["time_left_s"] is None
         await control.close()
 
 

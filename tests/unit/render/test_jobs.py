@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from paceline.config.load import load_config
-from paceline.errors import BadInput
-from paceline_launcher.cli import app
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from tests.fixtures.rendered import (
     CPU,
@@ -298,14 +295,6 @@ def test_every_pod_of_pai_dlc_calls_a_command_on_a_config_that_loads(tmp_path: P
             continue
         assert name == kind.partition("-")[0].lower() and ",".join(addresses) in words
         assert name != "scorer" or words[words.index("--scorer") + 1] == "reference"
-
-
-def test_a_request_that_the_service_would_refuse_is_refused_here(tmp_path: Path) -> None:
-    long = tmp_path / "long.toml"
-    long.write_text(CPU.read_text() + "\n[metrics]\nproject = '" + "x" * 20_000 + "'\n")
-    done = CliRunner().invoke(app, ["render", str(long), "--target", "pai-dlc", *NEEDED])
-    assert isinstance(done.exception, BadInput)
-    assert "and PAI-DLC takes 65536" in str(done.exception)
 
 
 PACELINE = """\
