@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from paceline_launcher.cli.evaluate import Judged
 
 RECORDED_FIELDS = [
-    *("data.messages_field", "data.completion_field", "data.chosen_field"),
-    *("data.rejected_field", "data.margin_field", "data.label_field"),
+    f"data.{name}_field"
+    for name in ("messages", "completion", "chosen", "rejected", "margin", "label")
 ]
 SET = "data"  # name of the set in the configuration
 EngineName = StrEnum("EngineName", ["transformers", "vllm"])

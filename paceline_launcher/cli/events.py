@@ -7,8 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,15 +118,8 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
     typer.echo(f"{clock}  {printable(text_of(event))}")
 
 
-def _complete_names(context: typer.Context, incomplete: str) -> list[str]:
-    from paceline.observe.file_tail import log_files
-
-    run_dir = context.params.get("run_dir")
-    return [] if run_dir is None else sorted(log_files(Path(run_dir)))
-
-
 def logs(
-    process: Annotated[str | None, typer.Argument(autocompletion=_complete_names)] = None,
+    process: str | None = None,
     *,
     run_dir: RunDirOption = None,
     follow: bool = False,
@@ -147,6 +138,7 @@ def logs(
         lines --lines -n N: Start with the last N lines.
     """
     from paceline.observe.file_tail import last_lines, log_files, new_lines
+    from paceline.observe.fleet_file import FleetRecord
 
     run_dir = given_or_default(run_dir)
     if not run_dir.is_dir():
@@ -160,14 +152,12 @@ def logs(
         raise BadInput(f"no process {process[:64]!r} wrote a log in {run_dir}. There are: {there}")
     safe = sys.stdout.isatty()
     last, offset = last_lines(known[process], lines)
-    over = partial(_over, run_dir) if follow else lambda: True
-    for line in (*last, *new_lines(known[process], offset, over)):
+
+    def over() -> bool:
+        # Without a record the processes were started by hand, and nothing tells when they are done.
+        record = FleetRecord.read(run_dir)
+        return record is not None and not record.supervisor.alive() and not record.survivors()
+
+    new = new_lines(known[process], offset, over if follow else lambda: True)
+    for line in (*last, *new):
         typer.echo(printable(line) if safe else line)
-
-
-def _over(run_dir: Path) -> bool:
-    from paceline.observe.fleet_file import FleetRecord
-
-    record = FleetRecord.read(run_dir)
-    # Without a record the processes were started by hand, and nothing tells when they are done.
-    return record is not None and not record.supervisor.alive() and not record.survivors()

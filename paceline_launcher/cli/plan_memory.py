@@ -1,7 +1,6 @@
 """``paceline plan memory``."""
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
@@ -9,16 +8,10 @@ from paceline.config.load import load_config
 from paceline_launcher.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 
 
-def gpu_names() -> list[str]:
-    from paceline.memory_plan import GPUS
-
-    return list(GPUS)
-
-
 def memory(
     config: ConfigArgument,
     *,
-    gpu: Annotated[str | None, typer.Option(autocompletion=gpu_names)] = None,
+    gpu: str | None = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:

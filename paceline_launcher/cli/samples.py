@@ -59,11 +59,9 @@ def samples(
     for group in found["groups"]:
         typer.echo(_text(group))
     if not found["groups"]:
-        chosen = {" of step": step, " of row": row, " with": grep and repr(grep)}
-        limits = "".join(f"{name} {value}" for name, value in chosen.items() if value is not None)
         typer.echo(
-            f"no samples{limits}: there are none yet, or archive.enabled was "
-            "false or archive.max_mb too small to keep them"
+            "no such samples: there are none yet, or archive.enabled was false or archive.max_mb "
+            "too small to keep them"
         )
     elif found["total"] > len(found["groups"]):
         typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")

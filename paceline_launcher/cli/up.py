@@ -91,14 +91,11 @@ def up(
             )
     checks = check(settings, directory, fresh=fresh)
     if dry_run:
-        told = {
-            c.name: c.found for c in checks if c.name in (LENGTH, PLACEMENT) and c.state == "ok"
-        }
+        told = {c.name: c.found for c in checks if c.state == "ok"}
+        told = {"ready": line} | {name: told[name] for name in (LENGTH, PLACEMENT) if name in told}
         if as_json:
-            ready = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
-            print_json({**ready, "length": told.get(LENGTH)})
+            print_json(told)
         else:
-            told = {"ready": line, **told}
             typer.echo("\n".join(f"{name}: {text}" for name, text in told.items()))
         return
     with locked(directory):
@@ -209,7 +206,6 @@ def run_to_end(
 
 
 def print_outcome(summary: dict[str, Any], directory: Path) -> None:
-
     rows = [(name, printable(text)) for name, text in outcome(summary)]
     out_console().print(table("|", rows, header=False))
     typer.echo(f"more: {directory / 'summary.json'}")
@@ -242,7 +238,6 @@ RESULTS = {
 
 
 def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-
     known = {"steps": "0"}
     known |= {n: short(v) for n, v in summary.items() if v not in (None, 0, "", [], {})}
     for name, line in RESULTS.items():

@@ -83,11 +83,14 @@ class Run:
         """Runs to the end. Returns the summary, whose "status" is finished, failed or interrupted.
         Raises NoRedis or ConfigError if nothing could be started."""
         self._interrupts.install()
+        # The running workers of a fleet that is taken over know only the ports of its controllers.
+        processes = self.earlier.processes if self.earlier is not None else []
+        ports = [port_of(p.address) for p in processes if p.role == CONTROLLER]
         specs = ChildSpecs(
             self.config,
             self.run_dir / "config.toml",
             self.run_dir,
-            self._adopted_ports() or controller_ports(self.config),
+            ports[: self.config.fleet.controllers] or controller_ports(self.config),
             self.master,
         )
         session = self.job.session if self.job is not None else ""
@@ -190,12 +193,6 @@ class Run:
             end_processes(fleet.record.redis)
 
         await asyncio.shield(asyncio.to_thread(stop))
-
-    def _adopted_ports(self) -> list[int]:
-        """Ports of the controllers that are taken over: the running workers know only these."""
-        processes = self.earlier.processes if self.earlier is not None else []
-        ports = [port_of(p.address) for p in processes if p.role == CONTROLLER]
-        return ports[: self.config.fleet.controllers]
 
     def _on_first_signal(self) -> None:
         self.console.note(

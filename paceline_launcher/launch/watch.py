@@ -53,7 +53,9 @@ class RunWatch:
                 if self.fleet.failed.done():
                     return "failed", self.fleet.failed.result()
                 try:
-                    await self._note_events()
+                    for event in await asyncio.to_thread(lambda: list(self._events.records())):
+                        if event["type"] != EventType.STEP_COMMITTED:  # the view shows steps
+                            self.console.note(text_of(event))
                     if end := await self.poll():
                         return end
                 except ControlPlaneUnavailable:
@@ -137,12 +139,6 @@ class RunWatch:
             or self.interrupts.second.done()
             or (self._stop is not None and self._stop.overdue)
         )
-
-    async def _note_events(self) -> None:
-        """Prints the new lines of events.jsonl. The live view shows steps itself."""
-        for event in await asyncio.to_thread(lambda: list(self._events.records())):
-            if event["type"] != EventType.STEP_COMMITTED:
-                self.console.note(text_of(event))
 
 
 ASK_S = 2.0

@@ -179,10 +179,5 @@ class RenderOptions:
     time_limit: Annotated[str, typer.Option(parser=parse_time_limit)] = "7-00:00:00"
     templates: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None
 
-    def __post_init__(self) -> None:
-        paths = [volume.path for volume in self.volume or ()]
-        if len(set(paths)) < len(paths):
-            raise BadInput("--volume: two volumes have the same path")
-
     def chosen(self) -> list[str]:
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]

@@ -30,10 +30,10 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
-    *((name,) for name in ("init", "logs", "open")),
+    *((name,) for name in ("init", "logs", "open", "top")),
     ("alerts", "test"),
 }
-"""Processes that run, and text that is made for a file."""
+"""Processes that run, views of people, and text that is made for a file."""
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -67,7 +67,7 @@ def test_no_group_of_a_covered_step_is_lost_with_a_leader_nor_listed_twice(tmp_p
         told = asked("samples", "--grep", text, *target)
         assert [group["group_id"] for group in told["groups"]] == [first["group_id"]]
         none = CliRunner().invoke(app, ["samples", "--grep", "no such text", *target])
-        assert "no samples with 'no such text'" in none.stdout
+        assert "no such samples" in none.stdout
     # Controllers and Redis are stopped now.
     after = asked("samples", "--limit", "500", "--sort", "oldest", *target)
     assert steps_of(after) >= set(range(1, 9))

@@ -37,7 +37,6 @@ def refused(*words: str) -> str:
         ((CPU, *K8S, "--gpus-per-node", "8"), 'model.device = "cpu"'),
         ((GPU, *K8S, "--gpus-per-node", "4"), "a policy worker has 8 GPUs"),
         ((CPU, *K8S, "--partition", "gpu"), "--partition has no effect with --target kubernetes"),
-        ((CPU, *K8S, "--volume", "a:/x", "--volume", "b:/x"), "the same path"),
         ((CPU, *K8S, "--nccl-env", "WANDB_API_KEY=x"), "no secrets"),
         ((CPU, *K8S, "--host-network"), "--node-cidr"),
         ((CPU, *K8S, "--set", "payloads.url=redis://:pw@h:6379/0"), "payloads.url"),
