@@ -211,7 +211,7 @@ def test_nodes_of_a_pytorchjob_share_the_fleet_as_paceline_node_places_it(
     started: list[str] = []
     for rank in ("0", "1"):
         environment = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "m", "MASTER_PORT": "23456"}
-        done = CliRunner().invoke(app, [*words[1:], "--out", "-", "--json"], env=environment)
+        done = CliRunner().invoke(app, [*words[1:], "--dry-run", "--json"], env=environment)
         assert done.exit_code == 0, done.output
         started += json.loads(done.stdout)["workers"]
     assert sorted(started) == ["policy-0", "rollout-0", "rollout-1", "scorer-reference-0"]
