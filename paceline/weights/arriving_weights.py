@@ -66,7 +66,7 @@ class ArrivingWeights(WeightSource):
     share = WHOLE_SHARE
 
     tree = 0
-    """Of the link that they come over."""
+    """The tree of the link that they come over."""
 
     def __init__(self, version: int, manifest: Manifest, *, keep_deltas: bool = False) -> None:
         """``keep_deltas``: for receivers that have the same base."""
