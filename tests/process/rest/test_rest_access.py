@@ -1,7 +1,6 @@
 """Who may read and write: tokens, other sites' pages, rebinding, guessing."""
 
 import asyncio
-import socket
 import stat
 import subprocess
 import sys
@@ -204,28 +203,11 @@ def test_the_runs_own_token_is_one_and_its_owners_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["token"]
 
 
-@pytest.mark.parametrize(
-    ("rest", "words"),
-    [({"host": "0.0.0.0"}, ("rest.host", "auth.token_file")), ({"port": 1}, ("rest.port",))],
-)
-def test_a_bind_that_cannot_be_is_one_clear_line(
-    tmp_path: Path, rest: dict[str, object], words: tuple[str, ...]
-) -> None:
-    if "port" in rest:
-        taken = socket.socket()
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        rest = {"port": taken.getsockname()[1]}
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "controller", str(write_config(tmp_path, rest=rest))),
-            *("--run-dir", str(tmp_path / "r")),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_an_open_door_without_a_token_is_refused_in_one_clear_line(tmp_path: Path) -> None:
+    config = write_config(tmp_path, rest={"host": "0.0.0.0"})
+    command = [sys.executable, "-m", "controller", str(config), "--run-dir", str(tmp_path / "r")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     lines = [x for x in ended.stderr.splitlines() if x.startswith("controller: ")]
     assert ended.returncode == 2 and len(lines) == 1 and "Traceback" not in ended.stderr
-    assert all(word in lines[0] for word in words), lines
+    assert "rest.host" in lines[0] and "auth.token_file" in lines[0]
     assert not (tmp_path / "r" / "redis").exists()

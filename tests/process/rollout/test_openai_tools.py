@@ -16,7 +16,6 @@ from tests.fixtures.environment_fixture import (
     Stage,
     logprobs_of,
     mask_of,
-    stage_config,
     staged,
     tokens_of,
 )
@@ -191,10 +190,3 @@ async def test_calls_that_the_agent_begins_with_go_through_the_template(model: P
         assert prompt_of(stage, group.prompt_tokens).endswith(
             f"<eos>\n[user]1+1<eos>\n[assistant]{CALL}<eos>\n[tool add]2<eos>\n[assistant]"
         )
-
-
-def test_a_template_that_leaves_tools_out_is_known_by_it(model: Path, tmp_path: Path) -> None:
-    takes = PromptTokenizer(stage_config(model))
-    leaves_out = PromptTokenizer(stage_config(make_chat_model(tmp_path)))
-    assert takes.takes_tools([ADD])
-    assert not leaves_out.takes_tools([ADD])

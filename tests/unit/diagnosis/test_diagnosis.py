@@ -11,8 +11,6 @@ from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.evidence import (
     CulpritKind,
     Diagnosis,
-    Evidence,
-    LeaseEvidence,
     Process,
 )
 from controller.ledger import decisions as cmd
@@ -21,7 +19,7 @@ from paceline.observe.vocabulary import Severity
 from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
 from testbed.faults import failpoints
-from tests.fixtures.diagnoses import LIMITS, STOPPED, evidence, fleet, silent, wait, worker
+from tests.fixtures.diagnoses import STOPPED, evidence, fleet, silent, wait, worker
 from tests.fixtures.ledgers import Driven
 
 
@@ -217,14 +215,6 @@ def test_a_payload_that_is_read_or_stored_as_usual_accuses_nobody() -> None:
         assert found.severity is Severity.INFO
 
 
-def test_a_data_set_on_a_dead_mount_is_named_by_a_controller_that_cannot_lead() -> None:
-    opening = wait(WaitKind.DATASET, "opening the data set /mnt/a.jsonl", "/mnt/a.jsonl", 30.0)
-    alone = Evidence(Driven().state, LIMITS, leads=False, own_waits=(opening,))
-    found = diagnose(alone)
-    assert_names(found, "/mnt/a.jsonl", CulpritKind.DATASET)
-    assert "no controller can lead" in found.next
-
-
 def test_a_hub_that_does_not_answer_is_named_with_the_process_that_asks_it() -> None:
     run = Driven()
     hub = wait(WaitKind.HUB, "loading the model me/m from http://hub:1", "http://hub:1", 30.0)
@@ -232,14 +222,6 @@ def test_a_hub_that_does_not_answer_is_named_with_the_process_that_asks_it() -> 
     found = diagnose(evidence(run, sessionless=(starting,)))
     assert_names(found, "http://hub:1", CulpritKind.HUB)
     assert "p0 (host b, pid 800)" in found.because and "HF_ENDPOINT" in found.remedy
-
-
-def test_a_standby_names_a_stopped_leader_and_when_it_takes_over() -> None:
-    lease = LeaseEvidence("controller-0", "b", 70, left_s=0.6, silent_s=0.4, kernel=STOPPED)
-    found = diagnose(Evidence(fleet().state, LIMITS, "controller-1", leads=False, lease=lease))
-    assert found.culprit.name == "controller-0" and found.severity is Severity.ERROR
-    assert "lease runs out in 0.6 s, and controller-1 takes over" in found.next
-    assert "waits 0.4 s for controller-0" in found.sentence
 
 
 def test_a_broken_epoch_names_the_member_that_has_not_reported() -> None:

@@ -39,23 +39,16 @@ def wanted(held: HeldTasks, slots: int) -> int:
     )
 
 
-def test_one_long_sample_of_a_group_takes_one_slot() -> None:
+def test_one_long_sample_of_a_group_takes_one_slot_and_a_free_slot_is_not_left_to_gather() -> None:
     held = HeldTasks()
     long_ones = [leased(held, number) for number in range(4)]
     assert wanted(held, slots=32) == 0, "all slots in use"
     for request_id in long_ones:
         for _ in range(GROUP - 1):
             held.completion_finished(request_id)
+            assert wanted(held, slots=32) > 0
     assert held.unfinished() == 4
     assert wanted(held, slots=32) == 4
-
-
-def test_a_free_slot_is_not_left_to_gather() -> None:
-    held = HeldTasks()
-    requests = [leased(held, number) for number in range(2)]
-    assert wanted(held, slots=16) == 0, "full: two more may gather"
-    held.completion_finished(requests[0])
-    assert wanted(held, slots=16) == 1
 
 
 def test_samples_are_counted_once_and_only_while_they_are_made() -> None:

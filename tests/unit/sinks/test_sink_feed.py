@@ -155,21 +155,6 @@ def test_a_leader_without_the_lease_writes_nothing_until_it_has_it_again(
     until(lambda: seen(tmp_path) == run.expected)
 
 
-def test_a_deposed_leader_leaves_the_rest_to_its_successor(
-    tmp_path: Path, run: RunPoints, start: Start
-) -> None:
-    run.write(2)
-    first = start(lambda: RecordingSink(external_run(tmp_path)))
-    until(lambda: seen(tmp_path) == run.expected)
-    first.begin_close(None)
-    assert first.join(60)
-    run.write(2)
-    run.hand_over()
-    assert len(seen(tmp_path)) < len(run.expected)
-    start(lambda: RecordingSink(external_run(tmp_path)))
-    until(lambda: seen(tmp_path) == run.expected)
-
-
 def test_at_the_end_of_the_run_the_last_points_leave_and_the_sink_is_told(
     tmp_path: Path, run: RunPoints, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
