@@ -5,6 +5,8 @@ import asyncio
 import os
 import socket
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from rollout_worker.held_tasks import HeldTask
 from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
+    Stage,
     lease_of,
     logprobs_of,
     mask_of,
@@ -362,25 +365,54 @@ async def test_what_an_environment_leaves_behind_ends_nobody_else(model: Path) -
             assert [c.reward for c in (await stage.group()).completions] == [1.0, 1.0]
 
 
-async def test_threads_that_never_return_leave_threads_for_others(model: Path) -> None:
-    let_go = threading.Event()
+class Hazards:
+    """An environment that does what its row says."""
 
-    async def waits(task: EnvironmentTask, sample: Sample) -> float:
+    def __init__(self) -> None:
+        self.let_go, self.reached = threading.Event(), threading.Event()
+
+    async def __call__(self, task: EnvironmentTask, sample: Sample) -> float:
         await sample(task.prompt)
-        if task.row["prompt"] == "hang":
-            await asyncio.to_thread(let_go.wait, 60)
+        match task.row["prompt"]:
+            case "hang in a thread":
+                await asyncio.to_thread(self.let_go.wait, 60)
+            case "block":
+                self.let_go.wait(60)
+            case "wait":
+                self.reached.set()
+                await asyncio.sleep(3600)
+            case "go on although cancelled":
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(0.2)
+                    self.reached.set()
+                    self.let_go.wait(60)
         return await asyncio.to_thread(lambda: 1.0)
 
-    async with staged(
-        model, waits, lambda prompt: "a", environment_timeout_s=1.0, group_size=40
-    ) as stage:
+
+@asynccontextmanager
+async def hazardous(model: Path, timeout_s: float) -> AsyncIterator[tuple[Hazards, Stage]]:
+    """At its end a harmless task has its group, whatever the others did."""
+    hazards = Hazards()
+    limits = {"environment_timeout_s": timeout_s, "group_size": 40}
+    async with staged(model, hazards, lambda prompt: "a", **limits) as stage:
         try:
-            refused = await stage.refusal(lease_of({"prompt": "hang", "answer": ""}, count=40))
-            assert refused.reason == "environment_timeout"
-            group = await stage.produce(lease_of({"prompt": "quick", "answer": ""}, count=2))
+            yield hazards, stage
+            group = await stage.produce(row_of("quick", 2))
             assert isinstance(group, rollout_pb2.Group), group
         finally:
-            let_go.set()
+            hazards.let_go.set()
+
+
+def row_of(prompt: str, count: int = 1) -> rollout_pb2.Lease:
+    return lease_of({"prompt": prompt, "answer": ""}, count=count)
+
+
+async def test_threads_that_never_return_leave_threads_for_others(model: Path) -> None:
+    async with hazardous(model, 1.0) as (_, stage):
+        refused = await stage.refusal(row_of("hang in a thread", 40))
+        assert refused.reason == "environment_timeout"
 
 
 async def test_what_is_left_of_an_environment_that_is_over_does_not_block_the_others_for_ever(
@@ -388,32 +420,27 @@ async def test_what_is_left_of_an_environment_that_is_over_does_not_block_the_ot
 ) -> None:
     """It swallows its cancellation and computes on: nobody who lives was to blame, and every
     later group was handed back."""
-    let_go, blocking = threading.Event(), threading.Event()
+    async with hazardous(model, 0.3) as (hazards, stage):
+        over = await stage.refusal(row_of("go on although cancelled"))
+        assert over.reason == "environment_timeout"
+        assert await asyncio.to_thread(hazards.reached.wait, 20)
+        lost = await stage.refusal(row_of("quick"))
+        assert lost.kind == rollout_pb2.RETURN_KIND_HAND_BACK, "no fault of its own"
 
-    async def stubborn(task: EnvironmentTask, sample: Sample) -> float:
-        await sample(task.prompt)
-        if task.row["prompt"] == "stubborn":
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                await asyncio.sleep(0.2)
-                blocking.set()
-                let_go.wait(60)
-        return 1.0
 
-    async with staged(
-        model, stubborn, lambda prompt: "a", environment_timeout_s=0.3, group_size=1
-    ) as stage:
-        try:
-            over = await stage.refusal(lease_of({"prompt": "stubborn", "answer": ""}, count=1))
-            assert over.reason == "environment_timeout"
-            assert await asyncio.to_thread(blocking.wait, 20)
-            lost = await stage.refusal(lease_of({"prompt": "quick", "answer": ""}, count=1))
-            assert lost.kind == rollout_pb2.RETURN_KIND_HAND_BACK, "no fault of its own"
-            group = await stage.produce(lease_of({"prompt": "quick", "answer": ""}, count=1))
-            assert isinstance(group, rollout_pb2.Group), group
-        finally:
-            let_go.set()
+@pytest.mark.heavy
+async def test_an_environment_that_blocks_is_left_behind_and_blames_nobody_else(
+    model: Path,
+) -> None:
+    async with hazardous(model, 1.5) as (hazards, stage):
+        waiting = asyncio.ensure_future(stage.produce(row_of("wait")))
+        await asyncio.to_thread(hazards.reached.wait, 10)
+        blocked = await stage.refusal(row_of("block"))
+        assert (blocked.kind, blocked.reason) == (FAILED, "environment_timeout")
+        assert "does not await" in blocked.detail
+        lost = await waiting
+        handed_back = rollout_pb2.RETURN_KIND_HAND_BACK, "environment_lost"
+        assert (lost.kind, lost.reason) == handed_back
 
 
 async def test_two_turns_of_a_sample_at_once_are_refused(model: Path) -> None:
@@ -496,43 +523,6 @@ async def test_the_time_of_the_model_is_not_the_environments(
         assert not making.done()
         stage.engine.release()
         assert isinstance(await making, rollout_pb2.Group)
-
-
-@pytest.mark.heavy
-async def test_an_environment_that_blocks_is_left_behind_and_blames_nobody_else(
-    model: Path,
-) -> None:
-    let_go, patient = threading.Event(), threading.Event()
-
-    async def mixed(task: EnvironmentTask, sample: Sample) -> float:
-        await sample(task.prompt)
-        if task.row["prompt"] == "blocker":
-            let_go.wait(60)
-        elif task.row["prompt"] == "patient":
-            patient.set()
-            await asyncio.sleep(3600)
-        return 1.0
-
-    async with staged(
-        model, mixed, lambda prompt: "a", environment_timeout_s=1.5, group_size=1
-    ) as stage:
-        try:
-            waiting = asyncio.ensure_future(
-                stage.produce(lease_of({"prompt": "patient", "answer": ""}, count=1))
-            )
-            await asyncio.to_thread(patient.wait, 10)
-            blocked = await stage.refusal(lease_of({"prompt": "blocker", "answer": ""}, count=1))
-            assert (blocked.kind, blocked.reason) == (FAILED, "environment_timeout")
-            assert "does not await" in blocked.detail
-            lost = await waiting
-            assert (lost.kind, lost.reason) == (
-                rollout_pb2.RETURN_KIND_HAND_BACK,
-                "environment_lost",
-            )
-            group = await stage.produce(lease_of({"prompt": "quick", "answer": ""}, count=1))
-            assert isinstance(group, rollout_pb2.Group)
-        finally:
-            let_go.set()
 
 
 async def test_an_abort_that_the_environment_swallows_still_ends_the_attempt(model: Path) -> None:
