@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,47 @@ from paceline.v1 import rollout_pb2
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, config_of, running_controllers
 from testbed.workers.fake_workers import FakeRollout, make_group
-from tests.fixtures.browser import browser, errors_of
 from tests.fixtures.rest import HTML, bearer, rest_url, train
 
 VISIBLE = "return document.getElementById(arguments[0]).textContent"
 
 
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb"),
+)
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with browser(tmp_path_factory.mktemp("chromium")) as driver:
-        yield driver
+    """A selenium driver of headless Chromium; without one the tests are skipped."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    profile = tmp_path_factory.mktemp("chromium")
+    for flag in (*FLAGS, f"--user-data-dir={profile}", "--window-size=1440,900"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    try:
+        started.set_script_timeout(20)
+        yield started
+    finally:
+        started.quit()
+
+
+def errors_of(page: Any, *, of_status: int = 0) -> list[str]:
+    """The page's errors since the last call: failed scripts, policy violations.
+
+    ``of_status``: an HTTP status that the test provoked; its errors are left out.
+    """
+    lines = [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+    provoked = f"a status of {of_status} "
+    return [line for line in lines if "net::ERR_" not in line and provoked not in line]
 
 
 def wait(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:

@@ -131,17 +131,6 @@ async def test_more_prompts_than_a_step_takes(
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("on_update", ["keep", "recompute", "drain"])
-async def test_no_prefix_is_served_across_versions(
-    engine: Engine, models: tuple[Reference, Reference], on_update: str
-) -> None:
-    await engine.generate(ask("fills the cache", count=2))
-    engine.on_update = on_update
-    await load(engine, models[1])
-    (sample,) = await engine.generate(ask("after"))
-    assert_logprobs(models[1], sample)
-
-
 @pytest.mark.parametrize("on_update", ["keep", "drain"])
 async def test_what_waits_during_a_swap_starts_under_the_new_version(
     engine: Engine,

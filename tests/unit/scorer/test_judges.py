@@ -106,14 +106,15 @@ async def test_a_reply_without_a_score_is_asked_again_and_then_named(server: Jud
         await asked(url=server.url, model="m", attempts=1)
 
 
-@pytest.mark.parametrize(
-    ("status", "error"), [(503, Unavailable), (429, Unavailable), (400, NoScore)]
-)
-async def test_an_overloaded_server_is_asked_again_and_a_refusal_is_final(
-    server: JudgeServer, status: int, error: type[Exception]
+async def test_a_server_that_is_overloaded_or_away_is_asked_again_and_a_refusal_is_final(
+    server: JudgeServer,
 ) -> None:
-    server.replies = [status]
-    with pytest.raises(error, match=str(status)):
+    for status, error in ((503, Unavailable), (429, Unavailable), (400, NoScore)):
+        server.replies = [status]
+        with pytest.raises(error, match=str(status)):
+            await asked(url=server.url, model="m")
+    server.close()
+    with pytest.raises(Unavailable, match="does not answer"):
         await asked(url=server.url, model="m")
 
 
@@ -129,12 +130,6 @@ async def test_a_redirect_does_not_get_the_key(
         assert thief.keys == []
     finally:
         thief.close()
-
-
-async def test_a_server_that_is_away_is_unavailable(server: JudgeServer) -> None:
-    server.close()
-    with pytest.raises(Unavailable, match="does not answer"):
-        await asked(url=server.url, model="m")
 
 
 def test_a_judge_that_has_no_server_is_refused_with_the_remedy() -> None:
