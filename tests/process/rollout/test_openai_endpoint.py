@@ -235,21 +235,20 @@ async def test_a_sample_is_named_by_header_or_key_and_is_gone_once_it_is_made(mo
             assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_route")
 
 
-@pytest.mark.parametrize("how", ["rewritten", "reworded", "asked again", "beside it"])
-async def test_a_conversation_that_does_not_grow_is_refused(model: Path, how: str) -> None:
+async def test_a_conversation_that_does_not_grow_is_refused(model: Path) -> None:
     async def diverges(client: Any, task: EnvironmentTask) -> float:
         reply = await ask(client, task, BEGIN)
         said = {"role": "assistant", "content": reply.choices[0].message.content}
         more = {"role": "user", "content": "more"}
-        other = {
-            "rewritten": [*BEGIN, {"role": "assistant", "content": "summary"}, more],
-            "reworded": [{"role": "user", "content": "start"}, said, more],
-            "asked again": BEGIN,
-            "beside it": [{"role": "system", "content": "You check work."}, *BEGIN, more],
-        }[how]
-        with pytest.raises(openai.BadRequestError) as caught:
-            await ask(client, task, other)
-        assert caught.value.code == "conversation_diverged"
+        for other in (
+            [*BEGIN, {"role": "assistant", "content": "summary"}, more],  # rewritten
+            [{"role": "user", "content": "start"}, said, more],  # reworded
+            BEGIN,  # asked again
+            [{"role": "system", "content": "You check work."}, *BEGIN, more],  # beside it
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await ask(client, task, other)
+            assert caught.value.code == "conversation_diverged", other
         await ask(client, task, [*BEGIN, said, more])
         return 1.0
 
@@ -318,41 +317,33 @@ async def test_a_turn_whose_reply_was_lost_is_told_again_and_not_sampled_again(m
         assert len(stage.engine.requests) == 1
 
 
+async def seen(worker: asyncio.AbstractEventLoop, condition: Callable[[], Any]) -> None:
+    """For the loop of the environments: returns once ``condition`` holds in the worker's."""
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(until(condition), worker))
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 async def test_a_client_that_leaves_takes_its_turn_back(model: Path, stream: bool) -> None:
-    left = asyncio.Event()
     worker = asyncio.get_running_loop()
 
     async def impatient(task: EnvironmentTask, sample: Sample) -> float:
         assert task.openai is not None
         async with client_of(task.openai) as client:
             asking = asyncio.ensure_future(_whole(client, task, stream))
-            await sample_runs()
+            await seen(worker, lambda: engine.running)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-        worker.call_soon_threadsafe(left.set)
-        await sample_gone()
+        await seen(worker, lambda: not engine.running)
+        engine.release()
         async with client_of(task.openai) as client:
             await ask(client, task, BEGIN)
         return 1.0
 
     async with staged(model, impatient, count_up, **SETTINGS) as stage:
         engine = stage.engine
-
-        async def seen(condition: Callable[[], Any]) -> None:
-            call = asyncio.run_coroutine_threadsafe(until(condition), worker)
-            await asyncio.wrap_future(call)
-
-        async def sample_runs() -> None:
-            await seen(lambda: engine.running)
-
-        async def sample_gone() -> None:
-            await seen(lambda: not engine.running)
-            engine.release()
-
         engine.hold()
         group = await stage.group()
-        assert left.is_set() and len(engine.aborted) == 1
+        assert len(engine.aborted) == 1
         assert group.completions[0].text == "turn 1<eos>"
         assert tokens_of(group.completions[0])[-1] == END
 
@@ -379,9 +370,7 @@ async def test_a_held_up_client_is_let_go_when_its_sample_is_over(model: Path) -
                     codes.append(error.code)
 
         background.append(asyncio.ensure_future(forgotten()))
-        await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(until(lambda: stage.engine.running), worker)
-        )
+        await seen(worker, lambda: stage.engine.running)
         return 1.0
 
     background: list[Any] = []
