@@ -97,6 +97,9 @@ def test_samples_are_read_from_the_controllers(paceline: Command, fleet: Control
         assert first["group_id"] == "t0"
         assert HTML in first["prompt"]
         assert [c["reward"] for c in first["completions"]] == [0.0, 1.0, 0.0, 1.0]
+    of_step = asked("samples", "--step", "2", "--limit", "50", *targets(fleet)[0])
+    assert {group["step"] for group in of_step["groups"]} == {2}
+    assert of_step["total"] == 4
     text = paceline("samples", "--limit", "1", *targets(fleet)[0]).stdout
     assert "  > prompt of t" in text
     assert "more groups: --limit N" in text
