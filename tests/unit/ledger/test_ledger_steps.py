@@ -39,6 +39,8 @@ def test_a_step_commits_only_with_the_votes_of_all_members() -> None:
     assert run.vote("p0").outcome == "pending"
     assert run.state.versions.version == 0
     assert run.vote("p0").outcome == "pending"
+    run.register("p2")
+    assert run.vote("p2").outcome == "retry" and run.names() == [], "it is no member"
     assert run.vote("p1") == cmd.VoteResult("committed", 1)
     assert run.names()[:2] == ["VoteCast", "StepCommitted"]
     assert views.counts(run.state).trained == 4

@@ -18,11 +18,22 @@ RUNS = 200
 CURRICULUM_RUNS = 50
 
 
-def seeds_of(chunk: int, whole: int, request: pytest.FixtureRequest) -> range:
-    """Of the chunk, if there are ``whole``; a share of them in a quick run, which has fewer
-    schedules too."""
+def points(
+    chunk: int, whole: int, request: pytest.FixtureRequest, sources: bool = False
+) -> tuple[int, Counter[str]]:
+    """(runs of this chunk, what happened in them), if there are ``whole``; a share of them in a
+    quick run, which has fewer schedules too."""
     runs = whole * min(1000, request.config.getoption("--schedules")) // 1000
-    return range(chunk, runs, CHUNKS)
+    seeds = range(chunk, runs, CHUNKS)
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            counts += run_crash_points(seed, sources=sources).oracle.counts
+        except Exception as error:
+            again = f"python -m testbed.simulator --crash-points --seed {seed} --verbose"
+            pytest.fail(f"{type(error).__name__}: {error}\n{sources=}; again: {again}")
+    assert counts["lost tails"] == len(seeds)
+    return len(seeds), counts
 
 
 @pytest.mark.timeout(0)
@@ -30,19 +41,9 @@ def seeds_of(chunk: int, whole: int, request: pytest.FixtureRequest) -> range:
 def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(
     chunk: int, request: pytest.FixtureRequest
 ) -> None:
-    seeds = seeds_of(chunk, RUNS, request)
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        try:
-            counts += run_crash_points(seed).oracle.counts
-        except Exception as error:
-            pytest.fail(
-                f"{type(error).__name__}: {error}\n"
-                f"again: python -m testbed.simulator --crash-points --seed {seed} --verbose"
-            )
-    assert {r: counts[f"points: {r}"] for r in ROLES} == dict.fromkeys(ROLES, len(seeds))
-    assert counts["lost tails"] == len(seeds)
-    if len(seeds) < RUNS // CHUNKS:
+    runs, counts = points(chunk, RUNS, request)
+    assert {r: counts[f"points: {r}"] for r in ROLES} == dict.fromkeys(ROLES, runs)
+    if runs < RUNS // CHUNKS:
         return  # too few for what not every run has
     assert counts["rollbacks"] > 0
     # As by default: late groups are trained, without their oldest tokens; and held-out rows are
@@ -67,18 +68,9 @@ def test_every_row_of_every_source_is_accounted_for_with_a_curriculum(
     """50 schedules of crashes and resumes. The oracle keeps books of its own: a row is passed over
     only if its newest group had equal rewards, and every row of every source is trained, dropped or
     passed over, once."""
-    seeds = seeds_of(chunk, CURRICULUM_RUNS, request)
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        try:
-            counts += run_crash_points(seed, sources=True).oracle.counts
-        except Exception as error:
-            pytest.fail(
-                f"seed {seed} of run_crash_points(sources=True): {type(error).__name__}: {error}"
-            )
-    least = 50 if len(seeds) >= CURRICULUM_RUNS // CHUNKS else 0
+    runs, counts = points(chunk, CURRICULUM_RUNS, request, sources=True)
+    least = 50 if runs >= CURRICULUM_RUNS // CHUNKS else 0
     assert counts["rows"] > counts["passed over"] > least
-    assert counts["lost tails"] == len(seeds)
 
 
 def test_the_points_notice_a_row_that_is_passed_over_without_a_reason(

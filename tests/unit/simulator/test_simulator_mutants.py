@@ -7,19 +7,16 @@ import pytest
 
 from controller.fleet.liveness import Liveness
 from controller.ledger import decisions as cmd
-from controller.ledger import events as ev
 from controller.ledger import invariants
 from controller.ledger.decisions import (
     commands,
     leases,
     membership,
-    rejections,
     standby_workers,
     steps,
 )
-from controller.ledger.decisions.commands import command, of_worker
+from controller.ledger.decisions.commands import command
 from controller.ledger.enums import VoteOutcome
-from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task
 from controller.ledger.state.versions import Versions
 from controller.store.group_commit import GroupCommit
@@ -40,63 +37,8 @@ def first_failure(known: tuple[int, bool] = (SEEDS[0], True), **options: Any) ->
     return None
 
 
-def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
-    guarded = cmd.lease
-
-    @of_worker
-    def lease(d: Any, now: float, worker: Worker, lease_seq: int, **asked: Any) -> Any:
-        who = (worker.worker_id, worker.incarnation)
-        return guarded(*who, worker.lease_seq + 1, **asked).execute(d, now)
-
-    patch.setattr(cmd, "lease", lease)
-
-
 def no_owner_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Task, "leased_as", lambda task, attempt, worker_id: task.leased)
-
-
-def a_return_by_anybody_ends_a_lease(patch: pytest.MonkeyPatch) -> None:
-    guarded = cmd.give_back
-
-    @command
-    def give_back(
-        d: Any, now: float, name: str, number: int, task_id: str, attempt: int, *a: Any, **k: Any
-    ) -> Any:
-        task = d.state.tasks.records.get(task_id)
-        if task is not None and task.leased and task.attempt == attempt:
-            name, number = task.owner, d.state.fleet.workers[task.owner].incarnation
-        return guarded(name, number, task_id, attempt, *a, **k).execute(d, now)
-
-    patch.setattr(cmd, "give_back", give_back)
-
-
-def no_membership_of_voters(patch: pytest.MonkeyPatch) -> None:
-    guarded = cmd.vote
-
-    @of_worker
-    def vote(d: Any, now: float, worker: Worker, *ballot: Any) -> Any:
-        step, who = d.state.steps.open, (worker.worker_id, worker.incarnation)
-        known = step is not None and ballot[:2] == (step.step, step.mesh_epoch)
-        if known and worker.worker_id not in step.shards:
-            d.emit(ev.VoteCast(*who, *ballot))
-        return guarded(*who, *ballot).execute(d, now)
-
-    patch.setattr(cmd, "vote", vote)
-
-
-def no_shards_of_rejections(patch: pytest.MonkeyPatch) -> None:
-    guarded = cmd.reject
-
-    @of_worker
-    def reject(d: Any, now: float, worker: Worker, number: int, groups: Any, *why: Any) -> int:
-        step, workers = d.state.steps.open, d.state.fleet.workers
-        for owner in step.shards if step is not None else ():
-            if any(task_id in step.shard(owner) for task_id in groups):
-                worker = workers[owner]
-        who = (worker.worker_id, worker.incarnation)
-        return guarded(*who, number, groups, *why).execute(d, now)
-
-    patch.setattr(cmd, "reject", reject)
 
 
 def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
@@ -147,22 +89,6 @@ def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None
     patch.setattr(membership, "release", release)
 
 
-def a_step_opens_anew_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
-    """Votes for the composition that a group has left count for the next one."""
-
-    @of_worker
-    def reject(d: Any, now: float, worker: Worker, number: int, named: Any, *why: Any) -> int:
-        step = d.state.steps.open
-        shard = step.shard(worker.worker_id) if step is not None and step.step == number else ()
-        groups = [d.state.tasks.records[t] for t in named if t in shard]
-        if groups:
-            rejections.drop_from_step(d, groups, *why)
-            steps.settle_step(d, now)
-        return len(groups)
-
-    patch.setattr(cmd, "reject", reject)
-
-
 def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(standby_workers, "settle_spares", lambda d: None)
     patch.setattr(invariants, "missing_at_work", lambda state: 0)
@@ -175,11 +101,7 @@ def replies_before_they_are_durable(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
-    no_lease_idempotency,
     no_owner_check,
-    a_return_by_anybody_ends_a_lease,
-    no_membership_of_voters,
-    no_shards_of_rejections,
     no_incarnation_fence,
     no_staleness_check,
     no_admission_limit,
@@ -187,7 +109,6 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_digest_comparison,
     no_lease_expiry,
     every_death_charged_to_all_that_were_held,
-    a_step_opens_anew_in_the_same_epoch,
     no_spare_is_put_to_work,
     replies_before_they_are_durable,
 )
@@ -195,7 +116,6 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 
 KNOWN = {
     no_incarnation_fence: (3, True),
-    no_shards_of_rejections: (52, True),
     every_death_charged_to_all_that_were_held: (56, True),
     replies_before_they_are_durable: (25, True),
 }
