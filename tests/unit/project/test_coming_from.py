@@ -46,10 +46,6 @@ def test_every_row_names_a_setting_that_exists_or_says_that_there_is_none(page: 
         assert named or command or ours in WITHOUT, f"{theirs}: {ours}"
         for name in named:
             assert exists(name), f"{theirs}: {name} is no setting"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_algorithms_of_a_page_exist(page: Path) -> None:
     for name in re.findall(r'train\.algorithm = "([^"]+)"', page.read_text()):
         assert name in BUILT_IN, name
 

@@ -1,16 +1,18 @@
-"""Files under deploy/: what `make deploy` writes is there, and instructions call commands that
-exist."""
+"""Files under deploy/: what `make deploy` writes is there, instructions call commands that exist,
+and the manifest that serves an export is valid for Kubernetes and protected."""
 
 import re
 import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 from typer.testing import CliRunner
 
 from paceline_launcher.cli import app
+from paceline_launcher.vllm_server import OPEN_PATHS
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -84,3 +86,58 @@ def test_the_image_has_what_it_copies_and_ends_on_sigterm() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = settings["tool"]["importlinter"]["root_packages"]
     assert set(packages) <= set(re.findall(r"^COPY (\w+) ", text, re.MULTILINE))
+
+
+# ---- the manifest that serves an export ------------------------------------------------------
+
+yaml = pytest.importorskip("yaml")
+MANIFESTS: dict[str, Any] = {
+    one["kind"]: one
+    for one in yaml.safe_load_all((DEPLOY / "serving" / "serving.yaml").read_text())
+}
+POD = MANIFESTS["Deployment"]["spec"]["template"]
+(CONTAINER,) = POD["spec"]["containers"]
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_kubernetes_accepts_the_manifest_that_serves(kind: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    validator.validate(MANIFESTS[kind], validator.latest_version(), strict=True)
+
+
+def test_service_policy_and_probes_meet_the_pods_label_and_port() -> None:
+    labels, (port,) = POD["metadata"]["labels"], CONTAINER["ports"]
+    assert MANIFESTS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    service, policy = MANIFESTS["Service"]["spec"], MANIFESTS["NetworkPolicy"]["spec"]
+    assert service["selector"] == policy["podSelector"]["matchLabels"] == labels
+    assert [one["targetPort"] for one in service["ports"]] == [port["name"]]
+    assert [p["port"] for rule in policy["ingress"] for p in rule["ports"]] == [port["name"]]
+    assert f"--port={port['containerPort']}" in CONTAINER["args"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = CONTAINER[probe]["httpGet"]
+        assert asked["path"] in OPEN_PATHS and asked["port"] == port["name"], "it needs no key"
+
+
+def test_the_serving_command_exists_and_its_key_comes_from_the_secret_of_the_instructions() -> None:
+    check_call(CONTAINER["args"])
+    _, source, *options = CONTAINER["args"]
+    given = dict(option.split("=") for option in options)
+    assert source.startswith("/runs/")
+    (variable,) = CONTAINER["env"]
+    assert given["--api-key-env"] == variable["name"]
+    secret = variable["valueFrom"]["secretKeyRef"]
+    instructions = (DEPLOY / "serving" / "README.md").read_text()
+    assert f"secret generic {secret['name']} --from-file=secret\n" in instructions
+    assert f"> secret/{secret['key']}\n" in instructions
+
+
+def test_what_serves_has_no_more_rights_than_a_worker() -> None:
+    pod, own = POD["spec"], CONTAINER["securityContext"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert own == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    mounts = {m["name"]: m for m in CONTAINER["volumeMounts"]}
+    assert mounts["runs"]["readOnly"] is True
+    assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+    assert re.fullmatch(r"\S+:\d+\.\d+\.\d+", CONTAINER["image"]), "an image that does not move"

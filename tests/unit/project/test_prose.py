@@ -1,4 +1,4 @@
-"""Prose of the project: paths and links in the documents, and openings of docstrings."""
+"""Prose of the project: paths, links and requests in the documents, and openings of docstrings."""
 
 import ast
 import re
@@ -38,6 +38,21 @@ def test_every_link_between_documents_has_a_target() -> None:
             if not there.exists() or (anchor and anchor not in anchors(there)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
     assert broken == []
+
+
+ONLY_READ = {"GetStatus", "WatchEvents", "Why", "NextPlan", "HeldOutRows", "Score"}
+STREAMS = {"Session"}
+"""Described in a section of its own."""
+
+
+def test_every_request_that_changes_something_has_its_key_in_the_table() -> None:
+    text = "".join(p.read_text() for p in sorted((ROOT / "proto/paceline/v1").glob("*.proto")))
+    methods = set(re.findall(r"^  rpc (\w+)\(", text, re.MULTILINE))
+    page = (ROOT / "docs/protocol.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert methods >= ONLY_READ | STREAMS
+    assert methods - ONLY_READ - STREAMS <= named
 
 
 def docstrings(module: ast.Module) -> list[tuple[int, str]]:
