@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -404,19 +405,39 @@ def test_a_step_has_no_rate_if_the_clock_was_set_back_meanwhile() -> None:
     assert not {"step_s", "tokens_per_s", "samples_per_s"} & metrics.keys()
 
 
-def test_each_reward_function_has_a_mean_and_a_deviation_over_all_replicas() -> None:
+def test_statistics_of_replicas_become_those_of_all_values() -> None:
     run = fleet("p0", "p1")
     run.fill("r0", 4)
-    values = {"p0": [0.0, 1.0, 1.0], "p1": [3.0]}
-    for replica, found in values.items():
-        sums = sum(found), sum(v * v for v in found)
-        names = zip(("reward/exact", "reward_square/exact"), sums, strict=True)
-        stats = {name: StatValue(total, float(len(found)), 0.0) for name, total in names}
+    rewards = {"p0": [0.0, 1.0, 1.0], "p1": [3.0]}
+    weights = {"p0": [1.0, 1.0, 2.0], "p1": [0.5]}
+    returns = {"p0": [1.0, 0.0, 2.0], "p1": [5.0]}
+    errors = {"p0": [0.5, -0.5, 0.5], "p1": [3.0]}
+    for replica in ("p0", "p1"):
+        columns = {
+            "reward{}/exact": rewards[replica],
+            "ratio{}": weights[replica],
+            "return{}": returns[replica],
+            "value_error{}": errors[replica],
+        }
+        stats = {}
+        for name, column in columns.items():
+            mean = "_mean" if name == "return{}" else ""
+            stats[name.format(mean)] = StatValue(sum(column), len(column), max(column))
+            squares = [x * x for x in column]
+            stats[name.format("_square")] = StatValue(sum(squares), len(column), max(squares))
         run.vote(replica, stats=stats)
     metrics = run.event(ev.StepCommitted).metrics
+    every = {
+        name: [*column["p0"], *column["p1"]]
+        for name, column in {"r": rewards, "w": weights, "v": returns, "e": errors}.items()
+    }
     assert metrics["reward/exact"] == pytest.approx(1.25)
-    assert metrics["reward/exact/std"] == pytest.approx(1.2583057)  # of a sample
-    assert not any(name.startswith("reward_square") for name in metrics)
+    assert metrics["reward/exact/std"] == pytest.approx(statistics.stdev(every["r"]))
+    assert metrics["ess"] == pytest.approx(4.5**2 / (4 * 6.25))
+    unexplained = statistics.pvariance(every["e"]) / statistics.pvariance(every["v"])
+    assert metrics["explained_variance"] == pytest.approx(1 - unexplained)
+    assert metrics["return_mean"] == pytest.approx(2.0)
+    assert not [name for name in metrics if "square" in name or "value_error" in name]
 
 
 def test_votes_are_merged_exactly_into_the_steps_metrics() -> None:

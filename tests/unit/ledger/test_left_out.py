@@ -1,5 +1,7 @@
 """Replicas that cannot reach each other, as behind a firewall, do not hold up the run for ever."""
 
+from typing import Any
+
 import pytest
 
 from controller.ledger import Ledger
@@ -37,9 +39,13 @@ def fail(run: Driven, by: str = "p0", after_s: float = HOLDER_S / (TRIES - 1)) -
     return said
 
 
+def fail_all(run: Driven, times: int = TRIES, **how: Any) -> list[str]:
+    return [fail(run, **how) for _ in range(times)]
+
+
 def test_a_replica_that_cannot_get_the_state_is_left_out_and_the_run_goes_on() -> None:
     run = with_joiner()
-    said = [fail(run) for _ in range(TRIES)]
+    said = fail_all(run)
     assert members(run) == ["p0"]
     assert ["left out" in each for each in said] == [False] * (TRIES - 1) + [True]
     run.observe("p1")
@@ -56,8 +62,7 @@ def test_it_is_left_out_in_time_although_the_clock_was_set_back() -> None:
     run = with_joiner()
     fail(run)
     run.now -= 3600.0
-    for _ in range(TRIES):
-        fail(run)
+    fail_all(run)
     assert members(run) == ["p0"]
 
 
@@ -65,8 +70,7 @@ def test_it_is_left_out_of_an_open_step_too() -> None:
     run = with_joiner()
     run.fill("r0", run.state.run.groups_per_step)
     assert set(run.state.steps.open.shards) == {"p0", "p1"}
-    for _ in range(TRIES):
-        fail(run, by="p1")
+    fail_all(run, by="p1")
     assert set(run.state.steps.open.shards) == {"p0"}
     run.vote("p0")
     assert run.state.versions.step == 2
@@ -74,8 +78,7 @@ def test_it_is_left_out_of_an_open_step_too() -> None:
 
 def test_started_anew_it_is_tried_again() -> None:
     run = with_joiner()
-    for _ in range(TRIES):
-        fail(run)
+    fail_all(run)
     join(run)
     run.observe("p1", state=run.state.versions.version)
     run.train()
@@ -84,26 +87,21 @@ def test_started_anew_it_is_tried_again() -> None:
 
 def test_another_source_may_reach_it() -> None:
     run = with_joiner()
-    for _ in range(TRIES):
-        fail(run)
+    fail_all(run)
     run.policy("p2")
     assert members(run) == ["p0", "p2"]
     run.die("p0")
     run.do(cmd.form_mesh())
     assert members(run) == ["p2", "p1"]
     # Tries with an earlier source do not count against it.
-    for _ in range(TRIES - 1):
-        fail(run, by="p2")
+    fail_all(run, TRIES - 1, by="p2")
     assert members(run) == ["p2", "p1"]
 
 
 def apart(policies: int) -> Driven:
     """All hold the state; an epoch that steps were committed in has failed, and a new one is
     there."""
-    run = Driven()
-    for number in range(policies):
-        run.policy(f"p{number}")
-    run.rollout("r0")
+    run = Driven.fleet(*(f"p{number}" for number in range(policies)), "r0")
     run.train()
     fail(run)
     assert len(members(run)) == policies
@@ -129,11 +127,9 @@ def test_of_two_that_hold_the_state_and_lose_each_other_one_goes_on() -> None:
 def test_of_three_the_last_goes_first_and_who_is_left_goes_on() -> None:
     """Where it was another pair that failed, one more is left out: a run of one goes on."""
     run = apart(3)
-    for _ in range(TRIES):
-        fail(run)
+    fail_all(run)
     assert members(run) == ["p0", "p1"]
-    for _ in range(TRIES):
-        fail(run)
+    fail_all(run)
     assert members(run) == ["p0"]
     run.train()
     assert run.state.versions.step == 2
@@ -143,12 +139,10 @@ def test_of_three_the_last_goes_first_and_who_is_left_goes_on() -> None:
 def test_a_network_that_hiccups_costs_nobody_its_place(policies: int) -> None:
     """A refused connection fails in milliseconds: many epochs in a row say little."""
     run = apart(policies)
-    for _ in range(10 * TRIES):
-        fail(run, after_s=1.0)
+    fail_all(run, 10 * TRIES, after_s=1.0)
     assert len(members(run)) == policies
     joining = with_joiner()
-    for _ in range(10 * TRIES):
-        fail(joining, after_s=JOINER_S / (10 * TRIES))
+    fail_all(joining, 10 * TRIES, after_s=JOINER_S / (10 * TRIES))
     assert members(joining) == ["p0", "p1"]
 
 
@@ -169,8 +163,7 @@ def test_two_that_restore_and_never_reach_each_other_begin_as_one() -> None:
 
 def test_a_source_that_is_asked_to_leave_trains_on_where_nobody_can_take_its_place() -> None:
     run = with_joiner()
-    for _ in range(TRIES):
-        fail(run)
+    fail_all(run)
     run.do(cmd.drain("d", "p0", replace=True))
     run.observe("p1")
     said = []
@@ -184,8 +177,7 @@ def test_a_source_that_is_asked_to_leave_trains_on_where_nobody_can_take_its_pla
 def test_a_step_that_is_committed_forgives_earlier_failures() -> None:
     run = apart(2)
     for _ in range(3):
-        for _ in range(TRIES - 1):
-            fail(run)
+        fail_all(run, TRIES - 1)
         run.train()
         fail(run)
     assert members(run) == ["p0", "p1"]
@@ -193,8 +185,7 @@ def test_a_step_that_is_committed_forgives_earlier_failures() -> None:
 
 def test_after_a_rollback_everybody_is_tried_again() -> None:
     run = apart(2)
-    for _ in range(TRIES):
-        fail(run)
+    fail_all(run)
     assert members(run) == ["p0"]
     run.train()
     run.die("p0")
@@ -205,6 +196,5 @@ def test_after_a_rollback_everybody_is_tried_again() -> None:
     run.observe("p0")
     run.vote("p1")
     assert members(run) == ["p1", "p0"]
-    for _ in range(TRIES - 1):
-        fail(run, by="p1")
+    fail_all(run, TRIES - 1, by="p1")
     assert members(run) == ["p1", "p0"], "earlier failures do not count"

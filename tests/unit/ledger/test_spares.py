@@ -2,8 +2,12 @@
 
 import pytest
 
+from controller.fleet.autoscale_policy import WorkerCounts
+from controller.fleet_loops import settled
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from paceline.providers.base import NoProvider, desired_of
+from paceline.v1 import admin_pb2, common_pb2
 from tests.fixtures.ledgers import Driven, run_spec
 
 
@@ -102,3 +106,37 @@ def test_a_suspect_task_does_not_wait_for_a_spare() -> None:
     assert any(t.suspect for t in run.state.tasks.records.values())
     worker = next(w for w in ("r0", "r1") if w not in spares(run))
     assert len(run.lease(worker, 2).leases) == 1
+
+
+def test_the_autoscaler_takes_the_fleet_for_settled_with_its_spares_standing_by() -> None:
+    run = fleet()
+    assert settled(run.state, WorkerCounts(1, 2))
+    run.die("r2")
+    assert settled(run.state, WorkerCounts(1, 2)), "a spare that is missing holds up nothing"
+    run.die("r1")
+    assert not settled(run.state, WorkerCounts(1, 2))
+
+
+def status(*workers: str, spares: int = 1) -> admin_pb2.StatusReply:
+    reply = admin_pb2.StatusReply(phase="running", desired={"rollout": 2})
+    if spares:
+        reply.spares["rollout"] = spares
+    for name in workers:
+        reply.workers.add(worker_id=name, role=common_pb2.ROLE_ROLLOUT, state="running")
+    return reply
+
+
+async def test_a_provider_starts_spares_and_drains_what_is_beyond_them() -> None:
+    drained: list[str] = []
+
+    async def drain(worker: admin_pb2.WorkerStatus) -> None:
+        drained.append(worker.worker_id)
+
+    provider = NoProvider(drain)
+    assert desired_of(status(), "rollout") == 3
+    assert "1 of 3 rollout workers" in await provider.converge(status("r-0", "r-1"))
+    assert await provider.converge(status("r-0", "r-1", "r-2")) == "" and drained == []
+    await provider.converge(status("r-0", "r-1", "r-2", "r-3"))
+    assert drained == ["r-3"]
+    await provider.converge(status("r-0", "r-1", "r-2", spares=0))
+    assert drained == ["r-3", "r-2"]

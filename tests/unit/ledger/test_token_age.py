@@ -1,6 +1,5 @@
 """Late groups: which of their tokens are trained, in which order, and when a group is too old."""
 
-import statistics
 from typing import Any
 
 import pytest
@@ -161,45 +160,6 @@ def test_no_lateness_takes_a_running_task_from_its_worker() -> None:
     for _ in range(8):
         run.train()
     assert not run.directive("r1", held=held).cancelled
-
-
-def test_the_effective_sample_size_merges_exactly_over_replicas() -> None:
-    run = Driven.fleet("p0", "p1", "r0")
-    run.fill("r0", 4)
-    weights = {"p0": [1.0, 1.0, 2.0], "p1": [0.5]}
-    for replica, w in weights.items():
-        stats = {
-            "ratio": StatValue(sum(w), len(w), max(w)),
-            "ratio_square": StatValue(sum(x * x for x in w), len(w), max(w)),
-        }
-        run.vote(replica, stats=stats)
-    metrics = run.event(ev.StepCommitted).metrics
-    assert metrics["ess"] == pytest.approx(4.5**2 / (4 * 6.25))
-    assert "ratio_square" not in metrics
-
-
-def test_the_explained_variance_merges_exactly_over_replicas() -> None:
-    run = Driven.fleet("p0", "p1", "r0")
-    run.fill("r0", 4)
-    returns = {"p0": [1.0, 0.0, 2.0], "p1": [5.0]}
-    values = {"p0": [0.5, 0.5, 1.5], "p1": [2.0]}
-    for replica in returns:
-        errors = [r - v for r, v in zip(returns[replica], values[replica], strict=True)]
-        columns = {
-            "return_mean": returns[replica],
-            "return_square": [r * r for r in returns[replica]],
-            "value_error": errors,
-            "value_error_square": [e * e for e in errors],
-        }
-        stats = {k: StatValue(sum(v), len(v), max(v)) for k, v in columns.items()}
-        run.vote(replica, stats=stats)
-    metrics = run.event(ev.StepCommitted).metrics
-    every = [r for part in returns.values() for r in part]
-    error = [r - v for p in returns for r, v in zip(returns[p], values[p], strict=True)]
-    expected = 1 - statistics.pvariance(error) / statistics.pvariance(every)
-    assert metrics["explained_variance"] == pytest.approx(expected)
-    assert metrics["return_mean"] == pytest.approx(2.0)
-    assert not {"return_square", "value_error", "value_error_square"} & metrics.keys()
 
 
 @pytest.mark.parametrize(
