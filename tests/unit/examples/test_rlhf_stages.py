@@ -187,16 +187,6 @@ def test_bad_input_is_named_before_anything_runs(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_dry_run_shows_every_command_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(["all", "--dry-run", "--dir", str(tmp_path / "new")]) == 0
-    said = capsys.readouterr().out
-    assert [line.split(":")[0] for line in said.splitlines()[::2]] == list(PIPELINES["all"])
-    assert f"scorers.preference.path={tmp_path}/new/reward_model/export" in said
-    assert not (tmp_path / "new").exists()
-
-
 def test_ctrl_c_reaches_the_stage_once_and_is_no_failure(tmp_path: Path) -> None:
     """The child says what it got, and ends as `paceline up` does."""
     script = (

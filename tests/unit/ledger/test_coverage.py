@@ -38,23 +38,6 @@ def test_every_row_is_trained_dropped_on_its_way_or_still_to_come(run: Driven) -
     assert (epoch.to_come, epoch.skipped, epoch.twice) == (3, 0, 0)
 
 
-def test_a_row_that_is_trained_in_a_lost_step_and_again_in_its_replay_counts_once(
-    run: Driven,
-) -> None:
-    run.train()
-    run.checkpoint(digest="")
-    run.train()
-    run.die("p0")
-    run.policy("p0")
-    assert run.state.versions.rollbacks == 1
-    report = run.coverage()
-    assert (report.epochs[0].trained, report.epochs[0].in_flight) == (4, {"in_step": 4})
-    run.train()
-    report = run.coverage()
-    assert report.epochs[0].trained == 8
-    assert list(report.problems()) == []
-
-
 def test_rows_that_a_checkpoint_covers_are_accounted_for_after_a_trimmed_journal(
     run: Driven,
 ) -> None:

@@ -1,11 +1,8 @@
 """The curriculum: rows that were always or never solved are drawn less, and the proof accounts for
 them."""
 
-import json
-
 import pytest
 
-from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.enums import Kind
 from controller.ledger.specs import LeasedTask
@@ -87,21 +84,6 @@ def test_rows_that_teach_nothing_are_drawn_less_and_all_rows_are_accounted_for(r
     assert sum(e.passed_over for e in report.epochs) == run.state.tasks.passed_over > 50
     for epoch in report.epochs[:-1]:
         assert epoch.trained + epoch.passed_over == 8 and epoch.to_come == 0
-
-
-def test_a_leader_that_follows_and_a_snapshot_draw_the_same_rows(run: Driven) -> None:
-    trained(run, 1, solved={0, 1, 2, 3})
-    for _ in range(12):
-        serve(run)
-        trained(run, 1, solved={0, 1, 2, 3})
-    saved = json.loads(json.dumps(run.ledger.to_snapshot()))
-    again = Ledger.from_snapshot(saved, checked=True)
-    assert again.fingerprint() == run.ledger.fingerprint()
-    assert again.state.tasks.curriculum == run.state.tasks.curriculum
-    serve(run)
-    run.failover()  # asserts that the journal leads to the same state
-    first = trained(run, 1, solved={0, 1, 2, 3})
-    assert len(first) == 4
 
 
 def test_without_a_curriculum_nothing_is_measured_or_passed_over() -> None:

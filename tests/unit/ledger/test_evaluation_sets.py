@@ -115,24 +115,6 @@ def test_a_round_without_the_ranking_set_ranks_nothing() -> None:
     assert list(run.state.evals.scores) == [0]
 
 
-def test_one_version_holds_for_all_sets_of_a_round() -> None:
-    """The row of the small set was sampled with newer weights: it has no score, though it has a
-    row."""
-    run = Sets(eval_sets=(MATH,), eval_every=5)
-    first, *rest = run.lease("r0", 3).leases
-    run.rollout("r1")
-    run.fill("r1", 4)
-    run.vote("p0")
-    run.submit("r0", first, version=1, rewards=(1.0,), lengths=(5,))
-    for lease in rest:
-        run.submit("r0", lease, version=0, sequences=4, rewards=(1.0,) * 4, lengths=(5,) * 4)
-    recorded = run.event(ev.EvalRecorded)
-    held_out, math = recorded.sets
-    assert (recorded.version, recorded.reward_mean, recorded.score) == (0, None, None)
-    assert (held_out.count, held_out.left_out, held_out.metrics) == (0, 1, {})
-    assert (math.count, math.metrics["pass@4"]) == (2, 1.0)
-
-
 @pytest.mark.parametrize("samples", [1, 3, 5])
 def test_a_prompt_with_another_number_of_samples_is_refused(samples: int) -> None:
     run = Sets()

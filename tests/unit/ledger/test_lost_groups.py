@@ -6,7 +6,7 @@ import pytest
 from controller.ledger import events as ev
 from controller.ledger import views
 from controller.ledger.state.tasks import TaskState
-from tests.unit.ledger.test_rejected_groups import back, fleet, reject, shard_of
+from tests.unit.ledger.test_rejected_groups import fleet, reject, shard_of
 
 
 @pytest.mark.parametrize("fault", ["payload_lost", "payload_invalid"])
@@ -61,19 +61,3 @@ def test_a_group_that_is_lost_again_and_again_is_dropped_with_the_reason() -> No
     reject(run, "p0", "t2", fault="payload_lost")
     assert views.counts(run.state).dropped == {"payload_lost": 1}
     assert "t2" not in run.state.tasks.records
-
-
-def test_a_replayed_step_gets_the_lost_group_back_in_its_place() -> None:
-    run = fleet("p0")
-    for _ in range(2):
-        run.train()
-    lost = run.state.steps.history[2]
-    run.die("p0")
-    back(run, "p0")
-    run.observe("p0", state=run.state.versions.version)
-    run.vote("p0")
-    assert run.state.steps.open.groups == lost
-    reject(run, "p0", lost[1], fault="payload_lost")
-    run.observe("r0", loaded=run.state.versions.version)
-    (lease,) = run.lease("r0", 1).leases
-    assert lease.task_id == lost[1]

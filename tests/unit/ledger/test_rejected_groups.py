@@ -104,28 +104,6 @@ def test_a_report_that_is_late_repeated_or_of_another_members_group_drops_nothin
     assert views.counts(run.state).dropped == {"out_of_memory": 1}
 
 
-def test_a_replayed_step_keeps_its_composition_except_for_the_group_that_fails_there() -> None:
-    run = fleet("p0")
-    for _ in range(2):
-        run.train()
-    lost = run.state.steps.history[2]
-    run.fill("r0", 4)
-    run.die("p0")
-    back(run, "p0")
-    run.observe("p0", state=run.state.versions.version)
-    assert run.state.steps.open.groups == run.state.steps.history.get(1, ("t0", "t1", "t2", "t3"))
-    run.vote("p0")
-    assert run.state.steps.open.groups == lost
-    reject(run, "p0", lost[1])
-    assert run.state.steps.open is None, "step 3 has the other groups: it was open, and opens again"
-    run.fill("r0", 1)
-    again = run.state.steps.open.groups
-    assert again[:3] == (lost[0], *lost[2:]) and again[3] not in lost
-    run.vote("p0")
-    assert run.state.versions.step == 2
-    assert views.counts(run.state).dropped == {"out_of_memory": 1}
-
-
 def test_a_step_that_misses_a_group_gets_one_although_later_steps_have_theirs() -> None:
     run = fleet("p0", max_staleness=0)
     for _ in range(2):

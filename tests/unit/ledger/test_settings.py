@@ -10,7 +10,6 @@ from controller.ledger import events as ev
 from controller.ledger.enums import GroupFault
 from controller.ledger.specs import LearningRate, LiveSpec
 from controller.ledger.state.settings import Settings
-from controller.ledger.state.token_ages import oldest_step, trained_tokens
 from tests.fixtures.ledgers import Driven
 
 FILE = {"train.optimizer.lr": 1e-3, "train.steps": 10, "rollout.top_p": 1.0}
@@ -67,22 +66,6 @@ def test_a_replay_of_a_step_has_the_learning_rate_that_the_step_had(run: Driven)
     assert lr_of_plan(run) == 5e-4
 
 
-def test_an_open_step_keeps_the_age_at_which_its_tokens_are_masked() -> None:
-    run = Driven.fleet("p0", "r0", late_groups="train", max_token_age=8, max_staleness=1)
-    late = run.lease("r0").leases[0]
-    for _ in range(3):
-        run.train()
-    run.submit("r0", late, 0)
-    run.fill("r0", 3)
-    step = run.state.steps.open.step
-    assert late.task_id in run.state.steps.open.groups
-    before = (oldest_step(run.state, step), total_tokens(run))
-    run.do(cmd.change_settings("a", {"train.max_token_age": 1}, spec(run, max_token_age=1)))
-    assert (oldest_step(run.state, step), total_tokens(run)) == before
-    assert oldest_step(run.state, step + 1) == step - 1
-    run.train()
-
-
 def test_a_step_without_a_rejected_group_keeps_its_settings_and_its_other_groups() -> None:
     run = Driven.fleet("p0", "p1", "r0", max_staleness=4)
     early = run.lease("r0", 7).leases
@@ -103,12 +86,6 @@ def test_a_step_without_a_rejected_group_keeps_its_settings_and_its_other_groups
     others = tuple(task_id for task_id in opened.groups if task_id != bad)
     assert (again.step, again.groups[:3], again.settings) == (opened.step, others, opened.settings)
     assert run.state.settings.changed["train.optimizer.lr"].step == opened.step + 1
-
-
-def total_tokens(run: Driven) -> int:
-    state = run.state
-    groups = [state.tasks.records[t].group for t in state.steps.open.groups]
-    return sum(trained_tokens(state, group, state.steps.open.step) for group in groups)
 
 
 def test_a_repeated_request_changes_once_and_a_second_one_without_effect_is_refused(

@@ -115,22 +115,6 @@ def test_steps_take_the_oldest_leases_first_not_the_first_groups() -> None:
     assert run.state.steps.open.groups == tuple(lease.task_id for lease in slow)
 
 
-def test_a_task_keeps_its_place_when_another_worker_has_to_begin_it_again() -> None:
-    run = fleet()
-    (lost,) = run.lease("r1").leases
-    fast = run.lease("r0", 3).leases
-    run.do(cmd.pause("a", True))
-    for lease in fast:
-        run.submit("r0", lease, 0)
-    run.die("r1")
-    run.do(cmd.pause("b", False))  # step 1: two of them
-    run.vote("p0")
-    (again,) = run.lease("r0").leases
-    assert again.task_id == lost.task_id
-    run.submit("r0", again, 1)
-    assert run.state.steps.open.groups == (lost.task_id, fast[2].task_id)
-
-
 @pytest.mark.parametrize(
     ("late_groups", "spans", "goes_on"),
     [

@@ -51,11 +51,6 @@ def test_a_slow_trainer_bounds_the_pace() -> None:
     assert pace.rollout_idle > 0.5
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_no_group_trains_on_the_mean_beyond_the_bound(bound: int) -> None:
-    assert asynchronous(system(StageTime(0.0, 20.0)), 1, 8, bound).staleness <= bound
-
-
 def test_calibration_recovers_a_system_from_its_own_steps() -> None:
     true = system(StageTime(80.0, 5.0), engine=ENGINE.with_overhead(0.007))
     rows = [
