@@ -115,46 +115,37 @@ def test_a_lost_commit_costs_only_a_seed_where_a_replica_holds_the_state_before_
     assert {run.state.fleet.workers[w].state_version for w in ("p0", "p1")} == {1}
 
 
-def test_a_parity_failure_is_recorded_once_and_counted_across_workers() -> None:
+@pytest.mark.parametrize(
+    ("fault", "recorded"), [("parity", ["ParityFailed"]), ("load", ["WeightsNotLoaded"])]
+)
+def test_a_failure_of_weights_is_recorded_once_and_counted_across_workers(
+    fault: str, recorded: list[str]
+) -> None:
     run = Driven.fleet("p0", "r0", "r1")
+    if fault == "load":
+        run.register("r0")  # a new process: these are its first
 
     def failed(worker_id: str, failures: int, loaded: int = -1) -> list[str]:
-        who = worker_id, run.current[worker_id]
+        why = {f"{fault}_failures": failures, f"{fault}_detail": "out of memory"}
         state = cmd.Lifecycle.RUNNING, -1, loaded
-        run.do(cmd.observe(*who, *state, failures, "lm_head.weight differs"))
-        return run.names()
+        run.do(cmd.observe(worker_id, run.current[worker_id], *state, **why))
+        return [name for name in run.names() if name != "WorkerChanged"]
 
-    assert failed("r0", 1) == ["ParityFailed"]
-    assert run.state.fleet.workers["r0"].loaded_version == -1, "it serves nothing"
+    assert failed("r0", 1) == recorded
+    worker = run.state.fleet.workers["r0"]
+    assert worker.loaded_version == -1, "it serves nothing"
+    assert worker.load_trouble == ("out of memory" if fault == "load" else "")
     assert failed("r0", 1) == [], "its next reports say the same"
-    assert failed("r0", 1, loaded=0) == ["WorkerChanged"], "it has loaded the weights again"
+    assert failed("r0", 1, loaded=0) == [] and run.names() == ["WorkerChanged"]
+    assert run.state.fleet.workers["r0"].load_trouble == "", "it has loaded weights again"
     run.failover()
-    assert failed("r0", 3) == ["ParityFailed"], "a report was lost"
-    assert failed("r1", 1) == ["ParityFailed"]
-    kept = Ledger.from_snapshot(run.ledger.to_snapshot()).state.fleet
-    assert kept.parity_failures == 4
+    assert failed("r0", 3) == recorded, "a report was lost"
+    assert failed("r1", 1) == recorded
     # Its next incarnation counts from the start.
     run.rollout("r0")
-    assert failed("r0", 1) == ["ParityFailed"]
-    assert run.state.fleet.parity_failures == 5
-
-
-def test_a_failed_load_is_recorded_once_and_forgotten_with_the_next_that_succeeds() -> None:
-    run = Driven.fleet("p0")
-    run.register("r0")
-
-    def failed(failures: int, loaded: int = -1) -> list[str]:
-        state = cmd.Lifecycle.RUNNING, -1, loaded, 0, ""
-        run.do(cmd.observe("r0", run.current["r0"], *state, failures, "out of memory"))
-        return run.names()
-
-    assert failed(1) == ["WeightsNotLoaded", "WorkerChanged"]
-    assert failed(1) == [], "its next reports say the same"
-    assert run.state.fleet.workers["r0"].load_trouble == "out of memory"
-    run.failover()
-    assert failed(3) == ["WeightsNotLoaded"], "a report was lost"
-    assert failed(3, loaded=0) == ["WorkerChanged"]
-    assert run.state.fleet.workers["r0"].load_trouble == ""
+    assert failed("r0", 1) == recorded
+    kept = Ledger.from_snapshot(run.ledger.to_snapshot()).state.fleet
+    assert kept.parity_failures == (5 if fault == "parity" else 0)
 
 
 def test_an_engine_with_lost_weights_gets_others_and_no_task_until_then() -> None:
@@ -322,17 +313,6 @@ def test_stop_after_a_rollback_accounts_for_the_groups_it_will_not_repeat() -> N
     run.die("p0")
     assert views.phase(run.state) == "finished"
     assert views.counts(run.state).dropped == {"run_ended": 8}
-
-
-def test_an_ended_run_forms_no_mesh_and_leases_nothing() -> None:
-    run = Driven.fleet("p0", "p1", "r0", steps=1)
-    run.train()
-    run.checkpoint()
-    epoch = run.state.fleet.mesh_epoch
-    run.observe("p1", "stopped")
-    run.policy("p2")
-    assert run.state.fleet.mesh_epoch == epoch
-    assert run.lease("r0").empty_reason == "stopped"
 
 
 def test_a_worker_with_other_files_than_one_of_its_kind_is_named_with_the_settings() -> None:

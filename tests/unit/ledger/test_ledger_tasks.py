@@ -218,21 +218,6 @@ def test_a_group_that_comes_too_late_is_dropped_counted_and_replaced() -> None:
     assert len(run.lease("r0", 100).leases) == 4
 
 
-def test_a_group_too_stale_for_the_step_after_the_open_one_is_dropped_on_arrival() -> None:
-    run = Driven.fleet("p0", "r0", "r1", max_staleness=1, groups_per_step=2, late_groups="drop")
-    early = run.lease("r0", 4).leases
-    for lease in early[:2]:
-        run.submit("r0", lease)
-    run.vote("p0")  # step 1
-    run.fill("r1", 2)
-    assert run.state.steps.open.step == 2
-    run.submit("r0", early[2], 0)
-    assert run.names() == ["TaskDropped"]
-    run.vote("p0")
-    assert run.state.versions.step == 2
-    assert views.counts(run.state).dropped == {"stale": 1}
-
-
 @pytest.mark.parametrize(("filtered", "expected"), [(False, 0.25), (True, 0.2)])
 def test_groups_of_equal_rewards_are_a_share_of_all_that_were_made(
     filtered: bool, expected: float
