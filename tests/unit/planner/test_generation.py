@@ -5,12 +5,7 @@ import pytest
 
 from testbed.planner.generation import Generation
 from testbed.planner.lengths import Lengths
-from testbed.planner.system import (
-    Accelerator,
-    EngineTime,
-    ModelSize,
-    StageTime,
-)
+from testbed.planner.system import Accelerator, EngineTime, ModelSize, StageTime
 
 ROOMY = EngineTime(fixed=0.01, per_sequence=0.001, per_context_token=1e-6, cache_tokens=1e9)
 

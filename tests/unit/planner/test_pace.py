@@ -7,10 +7,7 @@ import pytest
 
 from controller.ledger.decisions.leases import admissible
 from controller.ledger.limits import dispatch_limit
-from testbed.planner.calibration import (
-    MeasuredStep,
-    calibrated,
-)
+from testbed.planner.calibration import MeasuredStep, calibrated
 from testbed.planner.lengths import Lengths
 from testbed.planner.pace import asynchronous, generation_seconds, synchronous
 from testbed.planner.sizes import NoSplit, best_size, splits
