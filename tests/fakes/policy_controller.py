@@ -1,44 +1,38 @@
-"""Fake controller of policy workers: one process, no durability, steps from a fixed script.
+"""Controller of policy workers in the test's own process: the real ledger, without durability and
+without clocks, and steps from a fixed script.
 
-Tests choose the instant of a fault to the message. The rules are those of the real controller: a
-lost session is a death, a death ends the epoch, survivors keep their groups and get those of the
-dead, and nobody applies a step before all members of the epoch have voted for it. Time is no
-evidence here: a member that only hangs is dead once the test calls ``declare_dead``.
+Tests choose the instant of a fault to the message. A lost session is a death; a member that only
+hangs is dead once the test calls ``declare_dead``.
 """
 
 import asyncio
 import contextlib
-import secrets
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
-import numpy as np
 
+from controller.directives import directive_of, plan_of
+from controller.ledger import decisions as cmd
+from controller.ledger.enums import Lifecycle, Role, VoteOutcome
+from controller.ledger.specs import LearningRate, WorkerSpec
+from controller.ledger.state.fleet import Worker
+from controller.proto_encoding import wire_values
+from controller.services.validation import LIFECYCLE_OF, check_stats
 from paceline.config.sections.training import TrainConfig
+from paceline.observe.vocabulary import DeathCause
+from paceline.payloads.group_limits import GroupLimits
 from paceline.payloads.redis_payloads import payload_key
 from paceline.payloads.store import encode
 from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2
 from tests.fakes.peer import Peer
-from tests.fixtures.group_meta import submitted
+from tests.fixtures.group_meta import accepted
+from tests.fixtures.ledgers import Driven
 
-
-@dataclass
-class FakeMember:
-    worker_id: str
-    incarnation: int
-    state_version: int
-    epoch: int = 0
-    lifecycle: int = 0
-
-
-@dataclass
-class OpenStep:
-    groups: list[rollout_pb2.Group]
-    shards: dict[str, list[int]]
-    votes: dict[str, str] = field(default_factory=dict)
+OUTCOMES = wire_values(VoteOutcome, policy_pb2.Outcome, "OUTCOME")
 
 
 class SmallController(Peer):
@@ -54,38 +48,63 @@ class SmallController(Peer):
     ) -> None:
         self.redis_url, self.run_dir, self.steps = redis_url, run_dir, steps
         self.at_start = at_start
-        self.train = train
-        self.run_id = secrets.token_hex(4)  # rendezvous keys are good for one try
-        self.workers: dict[str, FakeMember] = {}
-        self.members: list[tuple[str, int, bool]] = []
-        self.epoch = self.version = self.step = 0
-        self.restore = True
-        self.source = -1
-        self.open: OpenStep | None = None
-        self.checkpoint = ("", 0)
+        # Rendezvous keys are good for one try.
+        self.run_id = f"run-{time.monotonic_ns():x}"
+        # Of recorded data: the owner of the groups gets no weights.
+        self.driven = Driven(
+            recorded=True,
+            steps=len(steps),
+            groups_per_step=len(steps[0]),
+            group_size=len(steps[0][0].completions),
+            checkpoint_every=train.checkpoint_every,
+            lr=LearningRate(train.optimizer.lr),
+        )
+        self.driven.register("r0")
+        self.driven.observe("r0")
+        self.submitted = 0
+        """Steps whose groups are there."""
         self.pause_after = len(steps)
-        self.draining: set[str] = set()
-        with connect_sync(redis_url) as client:
-            client.mset(
-                {
-                    payload_key(self.run_id, group.task.task_id, group.task.attempt): encode(group)
-                    for groups in steps
-                    for group in groups
-                }
-            )
+        self.record_until = len(steps)
+        """Checkpoints of later steps are written, and their records are lost."""
+        self.written: list[int] = []
+        """Steps of checkpoints."""
         self.digests: dict[tuple[int, int], set[str]] = {}
-        self.stats: list[dict[str, tuple[float, float]]] = []
+        self.stats: list[set[str]] = []
         self.peer_errors: list[str] = []
         self.deaths: list[str] = []
         self.on_vote: Callable[[str, int], None] = lambda worker_id, step: None
         self.before_reply: Callable[[str, int], None] = lambda worker_id, step: None
-        self._committed: dict[tuple[int, int, int], int] = {}
+        self._reports: dict[tuple[str, int], worker_pb2.Report] = {}
+        """Of workers that the first epoch waits for others with."""
         self._seq = 0
         self._background = BackgroundLoop("small-controller")
         self._changed = asyncio.Condition()
         self.address = self._background.run(self.start())
 
     # -- for the test -------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> dict[str, Worker]:
+        living = self.driven.state.fleet.living(Role.POLICY)
+        return {worker.worker_id: worker for worker in living}
+
+    def holds_state(self, worker_id: str) -> bool:
+        """True if that replica has the newest weights."""
+        worker = self.workers.get(worker_id)
+        return worker is not None and worker.state_version == self.version
+
+    @property
+    def step(self) -> int:
+        return int(self.driven.state.versions.step)
+
+    @property
+    def version(self) -> int:
+        return int(self.driven.state.versions.version)
+
+    @property
+    def checkpoint(self) -> str:
+        """Directory of the newest that was recorded."""
+        return str(self.driven.state.versions.checkpoint.path)
 
     def wait(self, done: Callable[[], bool], timeout_s: float = 100.0) -> None:
         async def wait() -> None:
@@ -95,13 +114,13 @@ class SmallController(Peer):
         try:
             self._background.run(wait(), timeout_s)
         except TimeoutError:
+            state = self.driven.state
             raise AssertionError(
-                f"epoch {self.epoch} step {self.step} version {self.version} members "
-                f"{self.members} open {self.open and self.open.votes} errors {self.peer_errors} "
-                f"deaths {self.deaths}"
+                f"mesh {state.fleet.mesh} step {self.step} version {self.version} open "
+                f"{state.steps.open} errors {self.peer_errors} deaths {self.deaths}"
             ) from None
 
-    def change(self, act: Callable[[], None]) -> None:
+    def change(self, act: Callable[[], object]) -> None:
         async def change() -> None:
             async with self._changed:
                 act()
@@ -109,9 +128,12 @@ class SmallController(Peer):
 
         self._background.run(change())
 
+    def drain(self, worker_id: str) -> None:
+        self.change(lambda: self.driven.do(cmd.drain("drain", worker_id, replace=True)))
+
     def declare_dead(self, worker_id: str) -> None:
         """As if its lease had expired; its session ends with REJOIN once it reads again."""
-        self.change(lambda: self._lost(self.workers[worker_id]))
+        self.change(lambda: self._lost(worker_id, self.workers[worker_id].incarnation))
 
     def end(self) -> None:
         self._background.run(self.close())
@@ -120,69 +142,51 @@ class SmallController(Peer):
     # -- membership -----------------------------------------------------------------------------
 
     def _move(self) -> None:
-        """Everything that follows from what has just changed."""
-        alive = [w for w in self.workers.values() if w.worker_id not in self.draining]
-        ids = {(w.worker_id, w.incarnation) for w in alive}
-        current = [(m[0], m[1]) for m in self.members]
-        if any(m not in ids for m in current) and self.open:
-            self._form([w for w in alive if (w.worker_id, w.incarnation) in current])
-        elif (
-            self.open is None
-            and ids != set(current)
-            and (len(ids) >= self.at_start or self.epoch > 0)
-        ):
-            self._form(alive)
-        self._open_step()
+        """The groups of the next step come if it may begin."""
+        with connect_sync(self.redis_url) as client:
+            while self.submitted < min(len(self.steps), self.pause_after, self.step + 1):
+                groups = self.steps[self.submitted]
+                limits = GroupLimits(len(groups[0].completions), 1 << 40)
+                for lease, scripted in zip(
+                    self.driven.lease("r0", len(groups)).leases, groups, strict=True
+                ):
+                    group = rollout_pb2.Group()
+                    group.CopyFrom(scripted)
+                    group.task.task_id = lease.task_id
+                    client.set(payload_key(self.run_id, lease.task_id, 1), encode(group))
+                    owner = self.driven.current["r0"]
+                    self.driven.do(cmd.accept("r0", owner, accepted(group, limits, 1 << 40)))
+                self.submitted += 1
         self._changed.notify_all()
 
-    def _form(self, workers: list[FakeMember]) -> None:
-        if not workers:
-            self.members, self.open, self.epoch = [], None, self.epoch + 1
-            return
-        holders = [w for w in workers if w.state_version == self.version]
-        self.restore = not holders
-        if not holders:
-            if self.epoch > 0:
-                self.version += 1
-            self.step = self.checkpoint[1]
-        self.epoch += 1
-        workers = sorted(workers, key=lambda w: w not in holders)
-        self.members = [
-            (w.worker_id, w.incarnation, bool(holders) and w not in holders) for w in workers
-        ]
-        self.source = 0 if holders else -1
-        if self.open:
-            self.open.votes.clear()
-            names = [w.worker_id for w in workers]
-            orphans = [i for w, s in self.open.shards.items() if w not in names for i in s]
-            self.open.shards = {n: self.open.shards.get(n, []) for n in names}
-            for k, i in enumerate(orphans):
-                self.open.shards[names[k % len(names)]].append(i)
-
-    def _open_step(self) -> None:
-        formed = self.members and all(
-            i in self.workers and self.workers[i].epoch == self.epoch for i, _, _ in self.members
-        )
-        if self.open or not formed or self.step >= min(len(self.steps), self.pause_after):
-            return
-        names = [i for i, _, _ in self.members]
-        groups = self.steps[self.step]
-        self.open = OpenStep(
-            groups, {n: list(range(k, len(groups), len(names))) for k, n in enumerate(names)}
-        )
-
-    def _lost(self, worker: FakeMember) -> None:
-        if self.workers.get(worker.worker_id) is worker:
-            del self.workers[worker.worker_id]
-            self.deaths.append(worker.worker_id)
+    def _lost(self, worker_id: str, incarnation: int) -> None:
+        worker = self.driven.state.fleet.current(worker_id, incarnation)
+        if worker is not None and worker.alive and worker.lifecycle is not Lifecycle.STOPPED:
+            self.deaths.append(worker_id)
+            self.driven.do(cmd.declare_dead(worker_id, incarnation, DeathCause.LEASE))
             self._move()
+
+    async def _decide(self, context: Any, command: cmd.Command[Any]) -> Any:
+        """The reply; call this with ``_changed`` held."""
+        try:
+            reply = self.driven.do(command)
+        except cmd.CommandRefused as error:
+            await context.abort(grpc.StatusCode[error.code.grpc_status], str(error))
+        self._move()
+        return reply
 
     async def Register(self, request, context):
+        spec = WorkerSpec(
+            *_caller(request),
+            role=Role.POLICY,
+            host=request.host,
+            pid=request.pid,
+            tensor_host=request.tensor_host,
+            ranks=request.ranks,
+            state_version=request.state_version,
+        )
         async with self._changed:
-            self.workers[request.caller.worker_id] = FakeMember(
-                request.caller.worker_id, request.caller.incarnation, request.state_version
-            )
-            self._move()
+            await self._decide(context, cmd.register(spec, 0.0))
         return worker_pb2.RegisterReply(
             run_id=self.run_id,
             rendezvous_url=self.redis_url,
@@ -193,62 +197,43 @@ class SmallController(Peer):
         )
 
     async def Session(self, requests, context):
-        first = await anext(aiter(requests))
-        worker = self.workers.get(first.caller.worker_id)
-        if worker is None or worker.incarnation != first.caller.incarnation:
-            yield self._directive(None)
-            return
-        reader = asyncio.create_task(self._read(requests, worker, first))
+        report = await anext(aiter(requests))
+        caller = _caller(report)
+        reader = asyncio.create_task(self._read(requests, report))
         try:
-            live = True
-            while live and not reader.done():
-                live = self.workers.get(worker.worker_id) is worker
-                yield self._directive(worker if live else None)
+            while not reader.done():
+                self._seq += 1
+                directive = directive_of(self.driven.state, *caller, report)
+                directive.term, directive.seq = 1, self._seq
+                yield directive
                 async with self._changed:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), 0.2)
         finally:
             reader.cancel()
             async with self._changed:
-                if worker.lifecycle != worker_pb2.LIFECYCLE_STOPPED:
-                    self._lost(worker)
+                self._lost(*caller)
 
-    async def _read(self, requests, worker, report):
+    async def _read(self, requests, report):
         while True:
             async with self._changed:
-                said = (report.mesh_epoch, report.state_version, report.lifecycle)
-                if said != (worker.epoch, worker.state_version, worker.lifecycle):
-                    worker.epoch, worker.state_version, worker.lifecycle = said
+                self._reports[_caller(report)] = report
+                ready = [r for r in self._reports.values() if _lifecycle(r) is Lifecycle.RUNNING]
+                if self.driven.state.fleet.mesh_epoch or len(ready) >= self.at_start:
+                    for newest in self._reports.values():
+                        self._observe(newest)
+                    self._reports.clear()
                     self._move()
             try:
                 report = await anext(aiter(requests))
             except StopAsyncIteration:
                 return
 
-    def _directive(self, worker: FakeMember | None) -> worker_pb2.Directive:
-        self._seq += 1
-        directive = worker_pb2.Directive(term=1, seq=self._seq, version=self.version)
-        if worker is None:
-            directive.lifecycle = worker_pb2.LIFECYCLE_REJOIN
-            return directive
-        directive.lifecycle = worker_pb2.LIFECYCLE_RUNNING
-        if worker.worker_id in self.draining:
-            directive.lifecycle = worker_pb2.LIFECYCLE_DRAINING
-        if self.step >= len(self.steps):
-            directive.lifecycle = worker_pb2.LIFECYCLE_STOPPED
-        if (worker.worker_id, worker.incarnation) in {m[:2] for m in self.members}:
-            mesh = directive.mesh
-            mesh.epoch, mesh.state_version, mesh.step = self.epoch, self.version, self.step
-            mesh.source_rank, mesh.restore = self.source, self.restore
-            mesh.checkpoint_path = self.checkpoint[0]
-            for worker_id, incarnation, needs_state in self.members:
-                mesh.members.add(
-                    worker_id=worker_id,
-                    incarnation=incarnation,
-                    tensor_host="127.0.0.1",
-                    needs_state=needs_state,
-                )
-        return directive
+    def _observe(self, report) -> None:
+        if self.driven.state.fleet.current(*_caller(report)) is not None:
+            self.driven.do(
+                cmd.observe(*_caller(report), _lifecycle(report), report.state_version, -1)
+            )
 
     async def ReportPeerError(self, request, context):
         self.peer_errors.append(request.caller.worker_id)
@@ -256,100 +241,62 @@ class SmallController(Peer):
 
     # -- the step -----------------------------------------------------------------------------
 
-    async def _until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Waits, holding ``_changed``; False if ``done`` did not become true in time."""
-        try:
-            return await asyncio.wait_for(self._changed.wait_for(done), seconds)
-        except TimeoutError:
-            return False
+    async def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Waits, holding ``_changed``."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait_for(done), seconds)
 
     async def NextPlan(self, request, context):
-        name = request.caller.worker_id
+        def plan() -> policy_pb2.PlanReply:
+            place = request.mesh_epoch, request.state_version
+            return plan_of(self.driven.state, *_caller(request), *place)
+
         async with self._changed:
-            if not await self._until(
-                lambda: request.mesh_epoch != self.epoch or self.open is not None, request.wait_s
-            ):
-                return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_WAIT)
-            if request.mesh_epoch != self.epoch or self.open is None:
-                return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EPOCH_OVER)
-            groups = self.open.groups
-            plan = policy_pb2.StepPlan(
-                step=self.step + 1,
-                mesh_epoch=self.epoch,
-                version=self.version,
-                next_version=self.version + 1,
-                shard=[groups[i].task for i in self.open.shards[name]],
-                groups=[_planned(groups[i]) for i in self.open.shards[name]],
-                total_tokens=sum(len(c.tokens) // 4 for g in groups for c in g.completions),
-                total_sequences=sum(len(g.completions) for g in groups),
-                total_groups=len(groups),
-                **_reward_totals(groups),
-                rank=[m[0] for m in self.members].index(name),
-                size=len(self.members),
-                lr=self.train.optimizer.lr,
-                checkpoint=(self.step + 1) % self.train.checkpoint_every == 0,
-            )
-        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
+            await self._until(lambda: plan().state != policy_pb2.PLAN_STATE_WAIT, request.wait_s)
+            return plan()
+
+    async def TryGroup(self, request, context):
+        command = cmd.try_group(
+            *_caller(request), request.step, request.mesh_epoch, request.task_id
+        )
+        async with self._changed:
+            return policy_pb2.TryReply(stands=await self._decide(context, command))
 
     async def Vote(self, request, context):
-        name = request.caller.worker_id
-        key = (request.step, request.mesh_epoch)
-        self.digests.setdefault((self.version, request.step), set()).add(request.weights_digest)
+        name, digest = request.caller.worker_id, request.weights_digest
+        self.digests.setdefault((self.version, request.step), set()).add(digest)
         self.on_vote(name, request.step)
+        step = request.step, request.mesh_epoch
+        vote = cmd.vote(*_caller(request), *step, digest, check_stats(request.stats))
         async with self._changed:
-            live = self.workers.get(name)
-            if live is None or live.incarnation != request.caller.incarnation:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "incarnation is over")
-            if key not in self._committed and request.mesh_epoch == self.epoch and self.open:
-                self.open.votes[name] = request.weights_digest
-                if len(self.open.votes) == len(self.members):
-                    self._commit(key, request)
-            if not await self._until(
-                lambda: key in self._committed or request.mesh_epoch != self.epoch, request.wait_s
-            ):
-                return policy_pb2.VoteReply(outcome=policy_pb2.OUTCOME_PENDING)
-        if key not in self._committed:
-            return policy_pb2.VoteReply(outcome=policy_pb2.OUTCOME_RETRY)
-        self.before_reply(name, request.step)
-        return policy_pb2.VoteReply(
-            outcome=policy_pb2.OUTCOME_COMMITTED, version=self._committed[key]
-        )
-
-    def _commit(self, key, request) -> None:
-        self.version += 1
-        self.step += 1
-        self.open = None
-        self._committed[key] = self.version
-        self.stats.append({n: (s.sum, s.weight) for n, s in request.stats.items()})
-        for name, _, _ in self.members:
-            # Whoever voted computes the same: known to hold the state once it has the reply.
-            self.workers[name].state_version = self.version
-        self._move()
+            before = self.version
+            result = await self._decide(context, vote)
+            if self.version > before:
+                self.stats.append(set(request.stats))
+            if result.outcome is VoteOutcome.PENDING:
+                fleet = self.driven.state.fleet
+                await self._until(
+                    lambda: self.version > before or fleet.mesh_epoch != request.mesh_epoch,
+                    request.wait_s,
+                )
+                result = await self._decide(context, vote)
+        if result.outcome is VoteOutcome.COMMITTED:
+            self.before_reply(name, request.step)
+        return policy_pb2.VoteReply(outcome=OUTCOMES[result.outcome], version=result.version)
 
     async def RecordCheckpoint(self, request, context):
         async with self._changed:
-            self.checkpoint = (request.path, request.step)
+            self.written.append(request.step)
+            if request.step <= self.record_until:
+                state = request.step, request.version, request.path
+                await self._decide(context, cmd.record_checkpoint(*_caller(request), *state))
             self._changed.notify_all()
         return policy_pb2.CheckpointReply()
 
 
-def _planned(group):
-    facts = submitted(group)
-    return policy_pb2.PlannedGroup(
-        tokens=sum(span.length for span in facts.token_versions),
-        sequences=len(facts.lengths),
-        digest=facts.digest,
-        prompt_tokens=facts.prompt_tokens,
-        lengths=facts.lengths,
-    )
+def _caller(request) -> tuple[str, int]:
+    return request.caller.worker_id, request.caller.incarnation
 
 
-def _reward_totals(groups):
-    rewards = [np.array([c.reward for c in group.completions]) for group in groups]
-    everything = np.concatenate(rewards)
-    return {
-        "total_samples": len(everything),
-        "reward_sum": everything.sum(),
-        "reward_squares": ((everything - everything.mean()) ** 2).sum(),
-        "within_squares": sum(((r - r.mean()) ** 2).sum() for r in rewards),
-    }
+def _lifecycle(report) -> Lifecycle:
+    return LIFECYCLE_OF[report.lifecycle]

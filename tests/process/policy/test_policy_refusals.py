@@ -5,6 +5,7 @@ import sys
 
 import grpc
 
+from controller.ledger import decisions as cmd
 from paceline.config.load import to_toml
 from paceline.rpc.client import RequestRefused
 from policy_worker.control_plane import RefusalLimit
@@ -42,8 +43,10 @@ class Refuser(SmallController):
 
     async def ReportPeerError(self, request, context):
         reply = await super().ReportPeerError(request, context)
+        caller = request.caller.worker_id, request.caller.incarnation
         async with self._changed:
-            self.epoch += 1
+            self.driven.do(cmd.break_mesh(*caller, request.epoch, request.detail))
+            self.driven.do(cmd.form_mesh())
             self._changed.notify_all()
         return reply
 

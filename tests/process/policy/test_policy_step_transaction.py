@@ -175,7 +175,7 @@ def test_a_member_lost_in_the_all_reduce_costs_no_step(start_fleet, undisturbed,
         controller.declare_dead("policy-2")
         controller.wait(lambda: controller.step == 2)
         os.kill(fleet.pid("policy-2"), signal.SIGCONT)
-        controller.wait(lambda: "policy-2" in controller.workers)
+        controller.wait(lambda: controller.holds_state("policy-2"))
         controller.change(lambda: setattr(controller, "pause_after", STEPS))
         assert_nothing_was_lost(fleet, undisturbed, "policy-0", "policy-1", "policy-2")
     else:
@@ -222,7 +222,7 @@ def test_a_member_killed_while_it_sends_a_joiner_the_state_is_replaced_as_the_so
     controller.wait(lambda: controller.step == 1)
     fleet.start("policy-2")
     controller.wait(lambda: controller.deaths == ["policy-0"])
-    controller.wait(lambda: [w.state_version for w in controller.workers.values()] == [1, 1])
+    controller.wait(lambda: all(map(controller.holds_state, ("policy-1", "policy-2"))))
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
     assert_nothing_was_lost(fleet, undisturbed, "policy-1", "policy-2")
     fleet.assert_fell("state_transfer")
@@ -256,7 +256,7 @@ def test_a_member_killed_between_commit_and_optimizer_step_is_replaced(start_fle
     fleet.start("policy-0", "policy-1")
     controller.wait(lambda: "policy-1" in controller.deaths)
     fleet.start("policy-1")
-    controller.wait(lambda: "policy-1" in controller.workers)
+    controller.wait(lambda: controller.holds_state("policy-1"))
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
     assert_nothing_was_lost(fleet, undisturbed, "policy-0", "policy-1")
 
@@ -269,13 +269,14 @@ def test_the_last_replica_resumes_from_its_checkpoint_with_the_same_result(
         update={"train": config.train.model_copy(update={"checkpoint_every": 1})}
     )
     fleet, controller = start_fleet(1, frequent)
-    controller.pause_after = 2
+    controller.pause_after = controller.record_until = 1
     fleet.start("policy-0")
-    controller.wait(lambda: controller.checkpoint[1] == 2)
-    controller.change(lambda: setattr(controller, "checkpoint", first_checkpoint(controller)))
+    controller.wait(lambda: 1 in controller.written)
+    controller.change(lambda: setattr(controller, "pause_after", 2))
+    controller.wait(lambda: 2 in controller.written)  # it dies before the record of this one
     os.kill(fleet.pid("policy-0"), signal.SIGKILL)
     controller.wait(lambda: "policy-0" in controller.deaths)
-    controller.change(lambda: setattr(controller, "pause_after", STEPS))
+    controller.pause_after = controller.record_until = STEPS
     fleet.start("policy-0")
     weights = fleet.finish("policy-0")[0]
     assert controller.version == STEPS + 2  # rolled back from 2 to 1, as version 3; two steps more
@@ -283,19 +284,12 @@ def test_the_last_replica_resumes_from_its_checkpoint_with_the_same_result(
         assert torch.equal(weights[name], tensor), name
 
 
-def first_checkpoint(controller):
-    """As if step 1's were the newest that was recorded before the crash."""
-    newest = Path(controller.checkpoint[0])
-    (first,) = newest.parent.glob("step-000001.*")
-    return str(first), 1
-
-
 def test_a_draining_replica_leaves_between_steps_and_exits_0(start_fleet, undisturbed):
     fleet, controller = start_fleet(2)
     controller.pause_after = 1
     fleet.start("policy-0", "policy-1")
     controller.wait(lambda: controller.step == 1)
-    controller.change(lambda: controller.draining.add("policy-1"))
+    controller.drain("policy-1")
     fleet.finish("policy-1")
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
     weights = fleet.finish("policy-0")

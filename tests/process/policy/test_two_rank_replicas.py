@@ -191,7 +191,7 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(folder, config, ru
     assert all(len(digests) == 1 for digests in controller.digests.values())
     # All of step 2's groups are in it, each once: the weights are those of the undisturbed run.
     state = tiny_state(config)
-    Checkpointer(tmp_path, config).restore(state, controller.checkpoint[0])
+    Checkpointer(tmp_path, config).restore(state, controller.checkpoint)
     assert state.step == STEPS
     _assert_close(_weights(folder / "one", "trained"), dict(state.named_weights()))
 
