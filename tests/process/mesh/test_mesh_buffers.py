@@ -9,46 +9,21 @@ import pytest
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from tests.fixtures.meshes import Members, on_all
 from tests.fixtures.weight_links import until
 
 CPU = torch.device("cpu")
 LARGE = 4_000_000
 
 
-class Pair:
-    """Two members, or more; each has a flag of its own."""
-
-    def __init__(self, url: str, key: str, size: int = 2) -> None:
-        self.over = [threading.Event() for _ in range(size)]
-        self.meshes: dict[int, ProcessMesh] = {}
-        members = [
-            threading.Thread(target=self._form, args=(url, key, rank)) for rank in range(size)
-        ]
-        for member in members:
-            member.start()
-        for member in members:
-            member.join()
-
-    def _form(self, url: str, key: str, rank: int) -> None:
-        self.meshes[rank] = ProcessMesh.form(
-            url=url,
-            key=key,
-            rank=rank,
-            size=len(self.over),
-            device=CPU,
-            cancelled=self.over[rank].is_set,
-        )
-
-
 @pytest.fixture
-def pair(url: str, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    pair = Pair(url, request.node.name)
+def pair(url: str, request: pytest.FixtureRequest) -> Iterator[Members]:
+    pair = Members(url, request.node.name)
     yield pair
-    for mesh in pair.meshes.values():
-        mesh.abandon()
+    pair.close()
 
 
-def test_buckets_reduce_in_the_order_they_were_started(pair: Pair) -> None:
+def test_buckets_reduce_in_the_order_they_were_started(pair: Members) -> None:
     def reduce(rank: int) -> None:
         mesh, buffer = pair.meshes[rank], buffers[rank]
         running = [mesh.all_reduce_async(bucket) for bucket in buffer.split(1000)]
@@ -56,26 +31,16 @@ def test_buckets_reduce_in_the_order_they_were_started(pair: Pair) -> None:
             mesh.wait(handle)
 
     buffers = [torch.arange(10_000.0), torch.ones(10_000)]
-    other = threading.Thread(target=reduce, args=(1,))
-    other.start()
-    reduce(0)
-    other.join()
+    assert on_all(2, reduce) == [None, None]
     assert torch.equal(buffers[0], torch.arange(10_000.0) + 1)
     assert torch.equal(buffers[1], buffers[0])
 
 
 def test_a_member_sees_at_once_that_another_has_left(url: str) -> None:
-    four = Pair(url, "four", size=4)
-    sides = [mesh.host_side for mesh in four.meshes.values()]
+    four = Members(url, "four", size=4)
+    sides = [mesh.host_side for mesh in four.meshes]
     buffers = [torch.ones(LARGE) for _ in sides]
-    reducing = [
-        threading.Thread(target=mesh.all_reduce, args=(buffers[rank],))
-        for rank, mesh in four.meshes.items()
-    ]
-    for thread in reducing:
-        thread.start()
-    for thread in reducing:
-        thread.join()
+    on_all(4, lambda rank: four.meshes[rank].all_reduce(buffers[rank]))
     assert [side is not None and side.lost_peer() for side in sides] == [False] * 4
     four.meshes[1].abandon()
     for rank in (0, 2, 3):
@@ -86,7 +51,7 @@ def test_a_member_sees_at_once_that_another_has_left(url: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["in a wait", "at a start"])
-def test_cancelled_operations_leave_none_that_writes(pair: Pair, moment: str) -> None:
+def test_cancelled_operations_leave_none_that_writes(pair: Members, moment: str) -> None:
     mesh, scratch = pair.meshes[0], torch.ones(4 * LARGE)
     buckets = scratch.split(LARGE)
     running = [mesh.all_reduce_async(bucket) for bucket in buckets[:3]]
@@ -106,7 +71,7 @@ def test_cancelled_operations_leave_none_that_writes(pair: Pair, moment: str) ->
         assert bool((scratch == 5.0).all())
 
 
-def test_an_abandoned_mesh_starts_nothing(pair: Pair) -> None:
+def test_an_abandoned_mesh_starts_nothing(pair: Members) -> None:
     pair.meshes[0].abandon()
     pair.meshes[0].abandon()
     for operation in (
@@ -121,13 +86,13 @@ def test_an_abandoned_mesh_starts_nothing(pair: Pair) -> None:
             operation(pair.meshes[1], torch.ones(4))
 
 
-def test_abandon_from_another_thread_frees_a_wait(pair: Pair) -> None:
+def test_abandon_from_another_thread_frees_a_wait(pair: Members) -> None:
     threading.Timer(0.1, pair.meshes[0].abandon).start()
     with pytest.raises(EpochCancelled):
         pair.meshes[0].recv(torch.ones(4), 1)
 
 
-def test_a_buffer_with_gaps_is_refused_and_the_mesh_goes_on(pair: Pair) -> None:
+def test_a_buffer_with_gaps_is_refused_and_the_mesh_goes_on(pair: Members) -> None:
     with pytest.raises(ValueError, match="contiguous"):
         pair.meshes[0].all_reduce_async(torch.ones(4, 4).t())
     sending = pair.meshes[0].send_async(torch.full((4,), 7.0), 1)

@@ -1,42 +1,23 @@
 """Two replicas reduce during their backward passes, on real connections: equal sums, whatever each
 has to compute."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.step import reduction
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
+from tests.fixtures.meshes import on_all
 from tests.fixtures.policy_models import make_config, random_groups
 
 CPU = torch.device("cpu")
 GROUPS = random_groups(4, group_size=3, seed=0, vocab=15)
 TOTALS = StepTotals(1, 0, sum(len(c.tokens) // 4 for g in GROUPS for c in g.completions), 12)
-
-
-def on_both(work: Callable[[int], Any]) -> list[Any]:
-    """What ``work`` returns or raises, for member 0 and 1, each on a thread."""
-    found: list[Any] = [None, None]
-
-    def run(member: int) -> None:
-        try:
-            found[member] = work(member)
-        except (EpochCancelled, MeshError) as error:
-            found[member] = error
-
-    threads = [threading.Thread(target=run, args=(member,)) for member in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
 
 
 @pytest.fixture
@@ -49,7 +30,7 @@ def trainers(url: str, tmp_path, monkeypatch, request) -> Iterator[list[Trainer]
     for trainer in made:
         trainer.restore("", 0, 0)
     run = request.node.name
-    on_both(lambda m: made[m].form(EpochMesh(1, m, 2, url, run, "127.0.0.1"), 30.0))
+    on_all(2, lambda m: made[m].form(EpochMesh(1, m, 2, url, run, "127.0.0.1"), 30.0))
     yield made
     for trainer in made:
         trainer.close()
@@ -79,7 +60,7 @@ def test_both_have_the_sum_whoever_computes_what(trainers: list[Trainer], share:
         assert trainer._scratch is not None
         return trainer._scratch.clone()
 
-    sums = on_both(step)
+    sums = on_all(2, step)
     assert torch.equal(sums[0], sums[1])
     whole = alone(trainers[0], 2) + alone(trainers[1], 2)
     assert torch.equal(sums[0], whole)

@@ -10,11 +10,11 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.process.origins import origins_of
+from tests.fixtures.configs import config_of
 
 
 def config(tmp_path: Path, **sections: Any) -> Config:
-    given = {"model": {"path": str(tmp_path)}, "data": {"path": "d"}, **sections}
-    return Config.model_validate(given)
+    return config_of(model={"path": str(tmp_path)}, **sections)
 
 
 @pytest.mark.parametrize(
