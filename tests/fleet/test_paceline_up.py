@@ -12,7 +12,7 @@ from paceline.observe.fleet_file import FleetRecord
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
-from testbed.fleets.local_run import Up, write_run
+from testbed.fleets.local_run import Up
 from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -110,16 +110,3 @@ def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -
     again = start()
     assert again.wait() == 0, again.said()
     assert_trained(again, steps=12)
-
-
-def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
-    start: Start, tmp_path: Path
-) -> None:
-    write_run(tmp_path, fleet=SMALL)
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"not weights")
-    up = start()
-    assert up.wait() == 1
-    assert up.summary()["status"] == "failed"
-    assert "policy-" in up.summary()["reason"] or "rollout-" in up.summary()["reason"]
-    assert "Traceback" not in up.output.read_text()
-    assert up.alive() == []

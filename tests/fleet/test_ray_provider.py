@@ -5,7 +5,7 @@ import importlib.util
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from paceline.config.load import load_config
 from paceline.providers.base import Trouble
 from paceline.providers.ray import RayProvider, give_back_places
 from paceline.v1 import admin_pb2, common_pb2
+from testbed.fleets.controllers import until
 from testbed.fleets.local_run import ROOT, write_run
-from testbed.patience import Patience
 from tests.fixtures.ray_head import RayHead
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -113,7 +113,7 @@ async def test_workers_are_placed_replaced_found_again_and_let_go(
         pids = await placed(provider, 2)
         assert set(pids) == {"rollout-0", "rollout-1"}
         log = tmp_path / "run" / "logs" / "rollout-1.log"
-        await _until(lambda: "'--id', 'rollout-1'" in log.read_text())
+        await until(lambda: "'--id', 'rollout-1'" in log.read_text())
 
         # A leader's failover: another driver finds what is there and starts nothing.
         await provider.close()
@@ -140,7 +140,7 @@ async def test_workers_are_placed_replaced_found_again_and_let_go(
         ]
         await provider.converge(wanted(*leaving, rollout=1))
         os.kill(now["rollout-1"], signal.SIGTERM)  # as if it had finished
-        await _until(lambda: not _alive(now["rollout-1"]))
+        await until(lambda: not _alive(now["rollout-1"]))
         await provider.converge(wanted(*leaving, rollout=1))
         assert await placed(provider, 1) == {"rollout-0": now["rollout-0"]}
 
@@ -185,7 +185,7 @@ async def test_a_worker_is_left_in_peace_by_a_silent_actor_and_ends_with_a_dead_
         assert await placed(provider, 1) == {"rollout-0": pid}
         # An actor that ends takes its worker with it.
         actor.kill()
-        await _until(lambda: not _alive(pid))
+        await until(lambda: not _alive(pid))
         await provider.converge(wanted(rollout=1))
         assert (await placed(provider, 1))["rollout-0"] != pid
 
@@ -201,10 +201,3 @@ def _alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-async def _until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
-    patience = Patience(limit_s)
-    while not condition():
-        assert patience.left(), "it never became true"
-        await asyncio.sleep(0.05)

@@ -94,13 +94,8 @@ async def test_a_leader_that_hung_past_its_lease_writes_nothing_when_it_wakes(
         assert begun == [leader.id, standby.id]
         # It noticed, threw its memory away and is a standby again.
         await until(lambda: "stepping down" in controllers.log(leader.id))
-        control = control_of(controllers, [leader.address])
-        await until(lambda: _follows(control, standby.id))
+        await until(lambda: follows(controllers, leader, standby.id))
         assert_sound(controllers.redis_url)
-
-
-async def _follows(control: ControlPlane, leader: str) -> bool:
-    return bool((await status(control)).leader == leader)
 
 
 async def test_redis_that_hangs_pauses_the_run_and_kills_nobody(tmp_path: Path) -> None:
@@ -147,13 +142,11 @@ async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
 async def test_a_leader_told_to_end_hands_over_at_once(tmp_path: Path) -> None:
     # The lease outlasts every wait below: only a hand-over gives it to the standby in time.
     with running_controllers(tmp_path, 2, controller={"leader_lease_s": 600.0}) as controllers:
-        control = control_of(controllers)
-        await until(lambda: _follows(control, "controller-0"))
-        leader = controllers.started[0]
+        leader, standby = controllers.started
+        await until(lambda: leads(controllers, leader))
         leader.process.terminate()
         assert await asyncio.to_thread(leader.process.wait, 10) == 0
-        await until(lambda: _follows(control, "controller-1"))
-        await control.close()
+        await until(lambda: leads(controllers, standby))
 
 
 @contextmanager

@@ -29,7 +29,11 @@ async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_
         async with working_fleet(controllers, policies=2, rollouts=2) as (policies, _):
             for policy in policies:
                 policy.fetch = True
-            await until(lambda: _phase(policies[0], "finished"))
+
+            async def finished() -> bool:
+                return bool((await status(policies[0].control)).phase == "finished")
+
+            await until(finished)
             state = await status(policies[0].control)
             assert state.step == 12 and state.tasks.trained == 48
             trained = Counter(t for p in policies for _, shard in p.trained for t in shard)
@@ -56,10 +60,6 @@ async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_
         assert steps() == list(range(1, 13))
 
 
-async def _phase(policy: object, phase: str) -> bool:
-    return bool((await status(policy.control)).phase == phase)  # type: ignore[attr-defined]
-
-
 async def test_snapshot_trimming_and_replay_give_the_live_state(tmp_path: Path) -> None:
     limits = {"snapshot_every": 100}
     with running_controllers(tmp_path, 1, controller=limits) as controllers:
@@ -76,7 +76,7 @@ async def test_snapshot_trimming_and_replay_give_the_live_state(tmp_path: Path) 
 
         follower = asyncio.create_task(follow())
         async with working_fleet(controllers, policies=2) as (policies, _):
-            await until(lambda: _snapshots(controllers.log()) >= 4)
+            await until(lambda: controllers.log().count(" snapshot ") >= 4)
             await until(lambda: policies[0].timings.steps >= 20)
         controllers.started[0].kill()
         following = False
@@ -113,10 +113,6 @@ def _check_coverage(report: Report, redis_url: str) -> None:
     assert f"coverage of the data: {coverage.rows} rows" in shown.output
     body = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert body["coverage"]["rows"] == coverage.rows
-
-
-def _snapshots(log: str) -> int:
-    return log.count(" snapshot ")
 
 
 async def test_verification_finds_what_was_tampered_with(tmp_path: Path) -> None:

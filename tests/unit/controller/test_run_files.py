@@ -1,11 +1,16 @@
-"""Run files: whose they are if leaders follow closely, and that a disk that fails costs nothing
-else."""
+"""Files of a run and of payloads: whose they are if leaders follow closely, that a disk that fails
+costs nothing else, and that payloads count once they would outlive a power cut."""
 
 import asyncio
+import os
+import stat
 from pathlib import Path
+
+import pytest
 
 from controller.export.exporters import RunFiles
 from paceline.observe.run_files import RunFileWriter, read_lines
+from paceline.payloads.file_payloads import FilePayloads
 from testbed.patience import patient
 
 
@@ -72,3 +77,23 @@ async def test_a_deposed_leader_puts_no_files_back(tmp_path: Path) -> None:
     deposed.close()
     successor.close()
     assert positions(tmp_path) == ["1-0", "2-0"]
+
+
+async def test_payload_files_and_their_directory_are_synced_before_the_event_that_accepts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, int]] = []
+    sync = os.fsync
+
+    def note(handle: int) -> None:
+        kind = "directory" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+        synced.append((kind, len(list(tmp_path.glob("run/*.group")))))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    store = FilePayloads(tmp_path / "run")
+    assert synced == [("directory", 0)], "the store's own name"
+    await store.put({("t1", 1): b"one", ("t2", 1): b"two"})
+    assert [kind for kind, _ in synced[1:]] == ["file", "file", "directory"]
+    assert synced[-1][1] == 2, "the directory after all names"
+    assert await store.get([("t1", 1), ("t2", 1)]) == [b"one", b"two"]
