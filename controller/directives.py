@@ -1,9 +1,14 @@
-"""Orders to one worker, from the ledger's state: its directive, and a replica's plan of the open
+"""Messages from the ledger's state: the directive of one worker, and a replica's plan of the open
 step."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from enum import Enum
+from functools import cache
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
 
 from controller.ledger.decisions.held_out import due_for
 from controller.ledger.enums import TRAITS, Lifecycle, Phase, Role
@@ -12,9 +17,32 @@ from controller.ledger.state.state import State
 from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
 from controller.ledger.step_metrics import reward_totals
 from controller.ledger.views import due_checkpoint, is_leased
-from controller.proto_encoding import message_of
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
+
+E = TypeVar("E", bound=Enum)
+M = TypeVar("M", bound=Message)
+
+
+def wire_values(words: type[E], wire: Any, prefix: str) -> dict[E, Any]:
+    """Each member of an enum to the value of the same name in the protobuf enum ``wire``."""
+    return {word: wire.Value(f"{prefix}_{word.name}") for word in words}
+
+
+ROLES = wire_values(Role, common_pb2.Role, "ROLE")
+
+
+def message_of(kind: type[M], view: Any, **other: Any) -> M:
+    """The message with the fields of the dataclass ``view``; ``other``: those that differ."""
+    classes: Any = kind, type(view)
+    names = _shared_names(*classes)
+    message: M = kind(**{n: getattr(view, n) for n in names if n not in other}, **other)
+    return message
+
+
+@cache
+def _shared_names(kind: Any, view: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(view) if f.name in kind.DESCRIPTOR.fields_by_name)
 
 
 def directive_of(

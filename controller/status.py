@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from controller.directives import ROLES, message_of
 from controller.leader import Leader
 from controller.ledger import views
 from controller.ledger.decisions.standby_workers import desired_spares
@@ -11,7 +12,6 @@ from controller.ledger.enums import TRAITS, Lifecycle
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
-from controller.proto_encoding import ROLES, message_of
 from controller.replicated_controller import Controller
 from paceline.v1 import admin_pb2
 

@@ -8,8 +8,6 @@ There the extensions have to be hidden before that: multiprocessing imports the 
 first, so for a while that is this module.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

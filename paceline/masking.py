@@ -4,8 +4,6 @@ It works on the text that leaves the process, not on the settings that are known
 what a new setting, a library's error or a user's own option has in it is masked as well.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ vLLM's processes import this module again if they are spawned, and so Paceline b
 metadata of a package "vllm", which the CPU wheel does not have; its module of the server does not.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import secrets

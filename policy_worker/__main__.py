@@ -8,8 +8,6 @@ command, too, without arguments.
 Exit status: 0 after the run has ended, 2 for bad input (one line on standard error), else 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -14,8 +14,6 @@ What becomes of a checkpoint is known on other threads first. They post it, and 
 which alone changes what is held here, reads it when it looks what is due.
 """
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass

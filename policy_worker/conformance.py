@@ -7,8 +7,6 @@ gradient depends on how a fleet splits a step. Each other property that a toy st
 one line on standard output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

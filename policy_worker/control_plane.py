@@ -4,8 +4,6 @@ The session and all calls run on an event loop in a background thread. The train
 the controller here and nowhere else.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -7,8 +7,6 @@ Rank 0 of the mesh does it before it computes its groups of the next step, so th
 lost to a commit. If it dies, the next rank 0 is asked.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -24,8 +24,6 @@ Threads: training runs here; the session and all calls on control_plane's event 
 after_commit takes over, on the threads of the weight publisher and the checkpoint writer.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -12,8 +12,6 @@ key-value store, with threads and connections of their own. Each is the whole pr
 rank that has read one deletes it.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging

@@ -10,8 +10,6 @@ complete
                                                                      in another epoch without it
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ Groups have unequal lengths, tokens of environments, and tokens of several versi
 too old.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

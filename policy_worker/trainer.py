@@ -12,8 +12,6 @@
   which is the same on all replicas bit for bit, and from nothing else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence

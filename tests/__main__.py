@@ -16,8 +16,6 @@ unsteady: a time limit was too short for the load, or an event was not awaited. 
 mended too.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Options of the test run, and its report of what was skipped."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

@@ -15,8 +15,6 @@ By Little's law a run that the staleness bound limits makes (max_staleness + 1) 
 groups in the time that one group takes, however many workers it has: more of these change nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields

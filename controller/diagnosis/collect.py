@@ -4,8 +4,6 @@ Everything is in memory but the kernel's view of silent processes of this machin
 /proc. At 1,000 workers it is about 10 ms of the leader's time, once for each request.
 """
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +12,9 @@ from typing import Any
 from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of, pace_of
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.evidence import Evidence, LeaseEvidence, Process, WorkerEvidence
+from controller.directives import ROLES, message_of
 from controller.leader import Leader
 from controller.ledger.state.fleet import Worker
-from controller.proto_encoding import ROLES, message_of
 from controller.replicated_controller import Controller
 from controller.status import trouble_of
 from paceline.config.objectives import FAMILY

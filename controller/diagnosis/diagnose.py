@@ -8,8 +8,6 @@ seen, without a mesh no step opens, without groups there is none to open. Who ha
 the run waits for the open step at most: workers at rest are not to blame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,8 +1,6 @@
 """Evidence for a diagnosis (the ledger's state, reports, liveness, stores and the kernel), and the
 diagnosis: what waits, since when, for whom, why, what follows, and the remedy. Values only."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable

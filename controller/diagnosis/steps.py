@@ -1,8 +1,6 @@
 """Diagnoses of the mesh, of the open step, and of a step that lacks groups: who or what the others
 wait for."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from controller.diagnosis.evidence import (

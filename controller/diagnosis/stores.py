@@ -1,8 +1,6 @@
 """Diagnoses of what processes read and write: Redis, payloads, the data set, checkpoints, and the
 leader's lease."""
 
-from __future__ import annotations
-
 from controller.diagnosis.evidence import (
     Culprit,
     CulpritKind,

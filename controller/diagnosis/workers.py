@@ -1,8 +1,6 @@
 """Diagnosis of workers: one that does not report or takes long, and a role without a worker at
 work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from controller.diagnosis.evidence import (

@@ -10,8 +10,6 @@ run's file has after it, so an alert is sent at least once, with the same id. Th
 is a secret (chat services put a key into it): no message and no error contains it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

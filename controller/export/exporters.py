@@ -3,8 +3,6 @@
 Each runs in a thread of its own, the archive in a chore, behind the journal. Nobody waits for them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import logging

@@ -1,7 +1,5 @@
 """Content of a group for people: the ledger's facts, and the completions in its payload."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

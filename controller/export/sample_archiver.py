@@ -11,8 +11,6 @@ Memory: steps are read until their text fills a file, payloads in slices that ar
 at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -22,8 +22,6 @@ Nothing here is journalled. A new leader gives every worker a full lease and lea
 the reports. It forms no new mesh before every living member of a broken one has reported.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from controller.ledger import Ledger

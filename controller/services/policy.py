@@ -4,7 +4,7 @@ import logging
 import re
 from pathlib import PurePosixPath
 
-from controller.directives import plan_of
+from controller.directives import plan_of, wire_values
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import caller as check_worker
@@ -12,7 +12,6 @@ from controller.ledger.decisions.held_out import spared
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.events import Topic
 from controller.ledger.state.versions import REMEMBERED_CHECKPOINTS
-from controller.proto_encoding import wire_values
 from controller.services.validation import FAULT_OF, Caller, check_stats, from_worker
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.payloads.group_limits import Invalid, check_task

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from controller.directives import wire_values
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
 from controller.ledger import views
 from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
 from controller.ledger.specs import LeasedTask
-from controller.proto_encoding import wire_values
 from controller.services.validation import RETURN_OF, Caller, check_meta, from_worker
 from paceline.errors import one_line
 from paceline.ids import Version

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from google.protobuf.descriptor import Descriptor
 
+from controller.directives import ROLES, wire_values
 from controller.leader import Leader
 from controller.ledger.enums import GroupFault, Lifecycle, ReturnKind, SuspendStage
 from controller.ledger.specs import GroupMeta, StatValue
-from controller.proto_encoding import ROLES, wire_values
 from controller.replicated_controller import Controller
 from paceline.ids import Version
 from paceline.observe.vocabulary import FaultCause

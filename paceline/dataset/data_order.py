@@ -11,8 +11,6 @@ numbers: controllers of every machine and Python compute the same order.
   weight is visited more often.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Connecting cannot be interrupted, and dropping a group joins its threads: neithe
 caller.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import threading

@@ -15,8 +15,6 @@ Invariants:
 - Nothing is left behind: hashes and lists expire by themselves.
 """
 
-from __future__ import annotations
-
 import secrets
 import socket
 import time

@@ -5,8 +5,6 @@ Only shutting a collective's connected sockets frees a thread that is blocked in
 socket must never be shut: gloo ends the process then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -10,8 +10,6 @@ training.
 - An interval in which the run was stopped, or had no commit before it, counts for nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -9,8 +9,6 @@ a rollback, or two leaders wrote it): the reader keeps the newest row of each (g
 A row has about 100 bytes without completions, so the facts of 10 million groups fit in 1 GiB.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -5,8 +5,6 @@ A payload appears whole or not at all, and counts once the store has acknowledge
 once it and its name would outlive a power cut.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """Checks of a whole group, and of the facts of it that a controller must know."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set

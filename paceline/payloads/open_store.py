@@ -7,8 +7,6 @@ file            a directory that every process of the run sees
 s3, gs, ...     any other file system or object store that fsspec opens
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Sequence

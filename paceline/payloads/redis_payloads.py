@@ -4,8 +4,6 @@ With several servers a payload is in the one that the checksum of its name falls
 that is given the same list of URLs finds it there.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

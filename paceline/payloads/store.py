@@ -9,8 +9,6 @@ it. The payload of a group that was not accepted is overwritten by a repeated at
 an orphan.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Protocol

@@ -6,8 +6,6 @@ the same request would be repeated unchanged for ever. A slice of 8 MiB needs 4 
 arrive in time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Compute device of a policy, rollout or scorer process, and the precision that goes with it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

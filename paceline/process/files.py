@@ -1,8 +1,6 @@
 """Private files and directories, those that another user may have prepared, and the number of files
 that a process may open."""
 
-from __future__ import annotations
-
 import errno
 import grp
 import os

@@ -1,7 +1,5 @@
 """State of a process as the kernel sees it, and the longest time in which this one did not run."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

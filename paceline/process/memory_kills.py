@@ -1,7 +1,5 @@
 """Kills for lack of memory, as the control group (cgroup v2 or v1) of a process counts them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

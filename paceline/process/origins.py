@@ -1,8 +1,6 @@
 """Origins of what a process computes with: its release, the user's code, and the models that no
 vote compares. The controllers compare them when a worker registers."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Iterable

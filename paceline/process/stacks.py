@@ -6,8 +6,6 @@ The handler runs inside the signal, so it needs neither the event loop nor the i
 Only a process that the kernel does not run (stopped, or in an uninterruptible wait) cannot answer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """Structured logs: events with fields, one line each."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Any, TextIO

@@ -6,8 +6,6 @@ asked. A call that may never return (a file on a dead mount) has a daemon thread
 event loop's thread pool is joined at exit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import concurrent.futures

@@ -5,8 +5,6 @@ torchrun sets it, and so do other launchers of PyTorch jobs. A policy replica ta
 ranks'. Imports nothing slow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ process of ours is therefore started with ``python -P``, which leaves the start 
 adds that directory at the end of ``sys.path`` before it imports a reward or an environment.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -8,8 +8,6 @@ can say who waits for whom. A mark costs about a microsecond; equal waits are re
 their number.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

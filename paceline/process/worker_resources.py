@@ -1,7 +1,5 @@
 """Resource use of a worker: memory of its processes, and GPUs if it has any."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -8,8 +8,6 @@
   scheduler's pre-stop hook (`paceline drain --wait`).
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable

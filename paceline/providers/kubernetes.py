@@ -8,8 +8,6 @@ nothing else. Pods leave gracefully by their ``preStop`` hook (`paceline drain -
 workload chooses the pod that leaves: a StatefulSet chooses the highest ordinal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

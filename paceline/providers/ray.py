@@ -9,8 +9,6 @@
 - The Ray client runs in a process of its own, so it never delays the leader.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ ends with its input. It keeps no state: Ray holds the placement groups and actor
 namespace. An actor runs the normal worker command on the machine that Ray chose.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ block. The server refuses such a file. It is at most the last seconds of what no
 Damage with whole commands behind it is none of a power cut, and nothing is changed then.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

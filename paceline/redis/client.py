@@ -9,8 +9,6 @@ full disk of the server have a name and a remedy; the words stand in the leader'
 ``paceline status`` as the run's phase, and in ``paceline why``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit

@@ -9,8 +9,6 @@ host.
   destroy the append-only file.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import importlib.util

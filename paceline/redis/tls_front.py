@@ -9,8 +9,6 @@ a connection once that request is whole, and few at a time that it has not let i
 are the controllers' too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -10,8 +10,6 @@ REPLICAOF, FLUSHALL): with these, whoever learns a password could write files as
 run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from pathlib import Path

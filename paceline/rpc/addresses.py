@@ -1,7 +1,5 @@
 """Network addresses and free ports of this machine, and addresses of a run's controllers."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import json

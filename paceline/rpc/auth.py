@@ -5,8 +5,6 @@ token in ``<run_dir>/token``. Only its owner can read the last one, so on one ma
 type a token, and other users of the machine have none.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from contextlib import suppress

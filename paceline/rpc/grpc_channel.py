@@ -1,7 +1,5 @@
 """gRPC channels, the table of methods, and messages as plain values, for clients and servers."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Anyone who reaches the port can connect. A connection has ``REQUEST_S`` to compl
 and if all have one, is answered with 503. More protection is a reverse proxy's: docs/security.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

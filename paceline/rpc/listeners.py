@@ -11,8 +11,6 @@ same pair, and nothing has to be distributed. A certificate of the user's own (a
 its place.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib

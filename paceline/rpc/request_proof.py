@@ -10,8 +10,6 @@ A port outlives its process. Whoever listens there next gets a proof of the one 
 controller accepts twice, and not the token. The dashboard makes the same proof (static/api.js).
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

@@ -1,7 +1,5 @@
 """REST client that reads from any controller, with the standard library alone."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import urllib.error

@@ -11,8 +11,6 @@
   workers by then.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -7,8 +7,6 @@ sends to every controller, as there may be no leader, and nobody's answer matter
 sends nothing. The stacks of a stuck event loop go to the process's log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler

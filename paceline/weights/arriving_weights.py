@@ -10,8 +10,6 @@ Invariants:
 - They outlive the link that they came over: the next one brings what is missing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Sequence

@@ -12,8 +12,6 @@ One change costs two bytes, as a word does: a bucket with 5 % of its words chang
 bytes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

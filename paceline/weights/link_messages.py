@@ -9,8 +9,6 @@ that precede buckets.
     ack {version} ──►
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -9,8 +9,6 @@ Rank 0 of a replica is source 0 of its links, and announces versions. The other 
 too, and answer what the receiver asks of them.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import weakref

@@ -5,8 +5,6 @@ source 0 ── buckets 0, n, ... ──► thread ─┐ checked against their 
 source 1 ── buckets 1, n + 1, ... ► thread ─┴──► ArrivingWeights
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass

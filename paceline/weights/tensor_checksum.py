@@ -5,8 +5,6 @@ always changes the fingerprint; more than one does, except with a probability of
 finds damage and divergence; it does not withstand an adversary.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -9,8 +9,6 @@
 - A link that fails is reported once, and stays dead until another epoch takes its place.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ as soon as it is there.
 See weight_transfer for the other end and for what both guarantee.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

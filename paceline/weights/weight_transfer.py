@@ -28,8 +28,6 @@ Invariants:
 - No size from a message is used before it was checked.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ Exit status: 0 done, 1 it failed or was refused, 2 bad input, 3 no controller an
 130 interrupted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``paceline doctor`` and ``paceline alerts``."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``paceline ledger verify``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict

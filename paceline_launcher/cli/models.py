@@ -1,7 +1,5 @@
 """``paceline export | serve``: models of a run, and the checkpoint that a directory stands for."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

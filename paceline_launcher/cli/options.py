@@ -6,8 +6,6 @@ parameter whose type is a dataclass stands for the options that its fields are. 
 are in ``Annotated``, as typer takes them.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

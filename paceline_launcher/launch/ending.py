@@ -1,7 +1,5 @@
 """Write what a run leaves at its end: the export of its newest checkpoint, and summary.json."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -7,8 +7,6 @@ are those of all nodes; this one starts those that are placed on it. Of a wanted
 several nodes each starts its own ranks, and starts them again as often as the replica is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

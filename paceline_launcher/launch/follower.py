@@ -10,8 +10,6 @@ ends.
 Every worker that it started has ended before ``run`` returns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -11,8 +11,6 @@ the same worker and none is left out:
 Draining workers are none of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

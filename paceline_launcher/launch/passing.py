@@ -4,8 +4,6 @@ A full disk, or a limit of descriptors, processes or memory, is nobody's bad inp
 supervisor has started goes on meanwhile, and the run is not over because of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -9,8 +9,6 @@
   engine that dies while it generates gets twice the attempts: the prompt that kills it is dropped.
 """
 
-from __future__ import annotations
-
 import signal
 from collections import defaultdict, deque
 

@@ -14,8 +14,6 @@
   run's directory, that it has started and how the run has ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Run directory: its lock, its clearing, and the processes that a killed launcher left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

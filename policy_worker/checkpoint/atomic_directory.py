@@ -1,7 +1,5 @@
 """Atomic directories: they appear whole or not at all, at whatever instant the process dies."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

@@ -4,8 +4,6 @@ The weights come from the checkpoint, everything else (architecture, generation 
 from the model that the run started from. The directory appears whole or not at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

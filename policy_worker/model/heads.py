@@ -8,8 +8,6 @@ on a packed row, and its head on the hidden states that are asked for, always in
 that is rounded to bfloat16 loses the differences that an advantage is made of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace

@@ -5,8 +5,6 @@ Everything else a step needs is a pure function of these and of the config: the 
 computed from ``step``, and nothing in the loss draws random numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

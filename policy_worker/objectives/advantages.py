@@ -18,8 +18,6 @@ the log-probs are those of the policy that sampled, which are known before the f
 Clip-Cov and KL-Cov, Cui et al., arXiv 2505.22617.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -13,8 +13,6 @@ IcePop, Ling team, arXiv 2510.18855; masks by sequence, geometric mean of token 
 Zheng et al., arXiv 2507.18071.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

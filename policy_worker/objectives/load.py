@@ -1,7 +1,5 @@
 """Objectives by the name that ``train.algorithm`` gives them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Sequence

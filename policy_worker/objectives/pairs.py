@@ -5,8 +5,6 @@ A recorded pair is a group of two, whose first has the higher reward. A sampled 
 pairs by reward.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

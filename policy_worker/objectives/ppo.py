@@ -14,8 +14,6 @@ a replica sees only its share of them. So a step is whitened by the moments of t
 which all replicas hold, and its own sums enter the moments when it is committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -15,8 +15,6 @@
   Eisenstein et al., arXiv 2312.09244.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -12,8 +12,6 @@ student's samples and the reverse KL; MiniLLM, Gu et al., arXiv 2306.08543; the 
 sampled token alone: Lu and Thinking Machines Lab, "On-Policy Distillation", 2025.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

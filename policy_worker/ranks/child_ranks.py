@@ -4,8 +4,6 @@ The kernel kills the children when rank 0 ends (PR_SET_PDEATHSIG), and rank 0 en
 them does (``rank_links``). A child ties its life to rank 0's before anything slow is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

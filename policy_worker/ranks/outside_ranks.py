@@ -11,8 +11,6 @@ another.
 - Nothing of the configuration is in the store, which has no password.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

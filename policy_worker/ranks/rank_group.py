@@ -12,8 +12,6 @@
   are started from outside, on any hosts (``outside_ranks``). Nothing here is pickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -12,8 +12,6 @@ of epochs, farewells.
 - A stopped process ends itself when it goes on: its links are closed by then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

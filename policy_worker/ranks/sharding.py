@@ -9,8 +9,6 @@ its slice of the gradient. Rank i of every replica slices the same way, so the e
 joins rank i of all replicas can add, transfer and compare slices without gathering them.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable, Iterator

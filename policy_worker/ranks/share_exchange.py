@@ -12,8 +12,6 @@ publishes whole buckets.
   share, what it sends in a round (one bucket at most) and what it receives (one n-th).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence

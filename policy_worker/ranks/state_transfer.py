@@ -10,8 +10,6 @@ by tensor. Their order and sizes follow from the models alone, which both ends h
 manifest is needed. In sharded replicas rank i sends to rank i, which slices the same way.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator
 

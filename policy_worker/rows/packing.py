@@ -9,8 +9,6 @@ completion is an input only if a scalar head reads it: nothing is predicted from
     predicts   . . . * a a a b b     (the last prompt token predicts the first of a and of b)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -11,8 +11,6 @@ no architecture is listed. What a model computes decides, before the first step.
 Attention windows are lowered meanwhile, so that a row of a hundred tokens is longer than any.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys

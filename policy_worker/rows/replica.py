@@ -4,8 +4,6 @@
 ``ranks.rank_group.RankGroup`` is one of several, which live, agree and die together.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from typing import Any

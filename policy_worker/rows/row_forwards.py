@@ -14,8 +14,6 @@ experts get an equal share. Sources: DeepSeek-V3, arXiv 2412.19437, equations 17
 a batch: Switch Transformers, arXiv 2101.03961.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

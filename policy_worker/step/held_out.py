@@ -1,7 +1,5 @@
 """Held-out measurements: loss of recorded groups, and more, without gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -13,8 +13,6 @@ last row goes on.
   not the backward: finish() raises it, and the gradients are whole for the next epoch.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

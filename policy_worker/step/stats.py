@@ -1,7 +1,5 @@
 """Measured quantities that merge exactly over micro-batches, ranks and replicas."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -5,8 +5,6 @@ None of it may change anything. Where an owner check is missing, the liar is tol
 counts, or the oracle finds its word in the journal.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from random import Random

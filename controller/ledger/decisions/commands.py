@@ -6,8 +6,6 @@ any one, ``of_worker`` one of a worker's process, ``by_request`` one of a person
 Commands carry no clock and no I/O: the shell hands in what it saw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar

@@ -1,8 +1,6 @@
 """Metric sinks by the names used in ``metrics.sinks``, their protocol, and the points that they
 receive."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Curves as an MLflow run: on a tracking server, or in a store on disk."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

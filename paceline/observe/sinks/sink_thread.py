@@ -7,8 +7,6 @@
 Nobody waits for a sink: one that hangs blocks only its own thread, which ends with the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

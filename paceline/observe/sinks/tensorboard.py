@@ -5,8 +5,6 @@ tensorboardX and torch's own writer import torch. The format is a sequence of re
 masked CRC-32C of the length, a protobuf ``Event``, masked CRC-32C of the event.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

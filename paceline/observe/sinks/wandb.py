@@ -1,7 +1,5 @@
 """Curves as a Weights & Biases run, online or in its offline files."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

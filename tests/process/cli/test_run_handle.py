@@ -1,7 +1,5 @@
 """A run in Python, from its start to what it has written."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tomllib

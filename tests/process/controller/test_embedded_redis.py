@@ -1,8 +1,6 @@
 """The embedded Redis is found, never doubled, and replaced when it dies; and its append-only file
 after a power cut."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

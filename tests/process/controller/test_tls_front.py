@@ -1,7 +1,5 @@
 """The embedded Redis for workers on other machines: TLS, and nothing for strangers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,8 +1,6 @@
 """A reward that fails is found before anything starts, with the line; and what it failed on in a
 run is kept and can be called again."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Which runs go on with more steps, and with which checkpoint a new one begins."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

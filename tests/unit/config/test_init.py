@@ -1,7 +1,5 @@
 """``paceline init`` writes what ``load_config`` takes, and what the algorithm asks for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

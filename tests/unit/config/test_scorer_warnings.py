@@ -1,7 +1,5 @@
 """Warnings about scorers that nothing reads, and refusals of scorers without workers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

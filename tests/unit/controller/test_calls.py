@@ -1,7 +1,5 @@
 """Calls to controllers that die, hang, fail or do not lead, and what becomes of them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Listeners that are not the run's own: no credential is sent to them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import stat

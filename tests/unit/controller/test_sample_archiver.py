@@ -1,7 +1,5 @@
 """Sample archiver: what was committed is in a file before its payloads are deleted."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import tracemalloc

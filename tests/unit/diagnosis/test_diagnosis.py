@@ -1,7 +1,5 @@
 """The diagnosis of constructed states: the right process or thing is named at every wait point."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ``paceline why`` says in every state of a run: a table of sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

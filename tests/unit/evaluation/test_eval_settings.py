@@ -1,7 +1,5 @@
 """Settings of ``paceline eval``: its options over those of the run that the model comes from."""
 
-from __future__ import annotations
-
 from paceline.config.schema import Config
 from paceline.config.sections.training import DataConfig
 from paceline_launcher.cli.eval_command import SET, Wanted, settings

@@ -1,7 +1,5 @@
 """Causes of the end of a process, from control groups and logs that are handed in."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """GPUs of one machine: how many there are, who gets which, and when they are free again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Delays with which a process that ended is started again, and when the run is given up."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.process.lifetime import ENGINE_LOST

@@ -1,7 +1,5 @@
 """Stages of a stop, by its time limit, and a stop while no controller answers or none leads yet."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

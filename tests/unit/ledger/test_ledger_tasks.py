@@ -1,7 +1,5 @@
 """Leases, groups and returns: what happens to a task under retries, deaths and failovers."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.ledger import decisions as cmd

@@ -1,7 +1,5 @@
 """Totals of a step's rewards in its plan, against the rewards themselves."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a person sees: a live table on a terminal, plain lines in a file."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

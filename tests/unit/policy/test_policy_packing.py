@@ -1,7 +1,5 @@
 """Packed rows must score every token as if its sequence were alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

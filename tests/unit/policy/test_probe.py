@@ -1,7 +1,5 @@
 """Every model is tried before it is trained: what it computes decides, not its name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import dropout

@@ -1,8 +1,6 @@
 """Ranks of a replica read the groups of their own rows, and agree on what they find, whoever found
 it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Sequence

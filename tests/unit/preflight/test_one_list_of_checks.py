@@ -2,8 +2,6 @@
 
 A refused start leaves the disk as it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

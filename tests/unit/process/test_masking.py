@@ -1,7 +1,5 @@
 """Secrets in whatever a person may read: nothing is left of them."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

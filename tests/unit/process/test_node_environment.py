@@ -1,8 +1,6 @@
 """Environments of jobs are taken as launchers set them, or refused with a remedy before anything
 starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from paceline.errors import BadInput

@@ -1,7 +1,5 @@
 """Code and models of the user's that a worker tells of when it registers."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

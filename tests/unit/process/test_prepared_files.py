@@ -1,7 +1,5 @@
 """What another user may have prepared for a run: refused by name, as ssh does; and tokens."""
 
-from __future__ import annotations
-
 import os
 import stat
 import struct

@@ -1,7 +1,5 @@
 """docs/metrics.md defines every metric that a step reports, and no other."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

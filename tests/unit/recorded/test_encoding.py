@@ -1,7 +1,5 @@
 """Tokens of recorded rows: what is trained, whatever the chat template does, and how it shows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

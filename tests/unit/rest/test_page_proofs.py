@@ -1,7 +1,5 @@
 """The page's own SHA-256, by which it proves that it has the token."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -1,7 +1,5 @@
 """A run that is over, read again: its page has what its files have."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

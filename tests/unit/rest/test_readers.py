@@ -1,7 +1,5 @@
 """Strangers who read as fast as they can: the leader gives them a small part of its time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

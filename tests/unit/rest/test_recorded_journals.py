@@ -4,8 +4,6 @@ The journals are of simulated runs with failovers, a rollback, evaluations, drop
 Record anew with ``python -m tests.unit.rest.test_recorded_journals`` and read the difference.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

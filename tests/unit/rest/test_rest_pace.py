@@ -1,7 +1,5 @@
 """The time left, and who waits for whom once nothing moves."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from types import SimpleNamespace

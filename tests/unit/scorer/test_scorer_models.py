@@ -1,8 +1,6 @@
 """Models of scorers: their numbers are those of one plain forward pass, and models that do not fit
 are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

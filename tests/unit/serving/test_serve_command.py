@@ -1,7 +1,5 @@
 """What `paceline serve` starts, and what it refuses before it starts anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
