@@ -43,16 +43,27 @@ def process(run_dir: Path, code: str) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-def test_a_process_that_holds_the_interpreter_lock_writes_its_stacks(tmp_path: Path) -> None:
+def test_a_process_that_holds_the_interpreter_lock_writes_its_stacks_until_it_is_stopped(
+    tmp_path: Path,
+) -> None:
+    run_dir = ["--run-dir", str(tmp_path)]
     with process(tmp_path, HOLDS_THE_LOCK) as started:
         found = read_stacks(tmp_path, "worker-7", started.pid)
         assert "holds_the_interpreter_lock" in found.text, found.note
         # And again: only the newest are shown.
-        again = read_stacks(tmp_path, "worker-7", started.pid)
-        assert again.text.count("most recent call first") == found.text.count(
+        shown = CliRunner().invoke(app, ["stacks", "worker-7", *run_dir])
+        assert shown.exit_code == 0
+        assert shown.output.count("most recent call first") == found.text.count(
             "most recent call first"
         )
         assert stacks_file(tmp_path, "worker-7", started.pid).stat().st_mode & 0o077 == 0
+        refused = CliRunner().invoke(app, ["stacks", "worker", *run_dir]).exception
+        assert isinstance(refused, BadInput) and "paceline status" in str(refused)
+        os.kill(started.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, started.pid, os.WSTOPPED)
+        stopped = read_stacks(tmp_path, "worker-7", started.pid)
+        assert not stopped.text
+        assert "stopped" in stopped.note and f"kill -CONT {started.pid}" in stopped.note
 
 
 def test_files_of_earlier_processes_of_the_name_are_removed(tmp_path: Path) -> None:
@@ -66,15 +77,6 @@ def test_files_of_earlier_processes_of_the_name_are_removed(tmp_path: Path) -> N
             kept = {path.name for path in (tmp_path / "stacks").iterdir()}
             names = [f"worker-7.{p.pid}.txt" for p in (living, newest)]
             assert kept == {*names, others[1].name}
-
-
-def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:
-    with process(tmp_path, HOLDS_THE_LOCK) as started:
-        os.kill(started.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, started.pid, os.WSTOPPED)
-        found = read_stacks(tmp_path, "worker-7", started.pid)
-        assert not found.text
-        assert "stopped" in found.note and f"kill -CONT {started.pid}" in found.note
 
 
 def test_a_process_without_the_handler_is_not_ended_by_the_question(tmp_path: Path) -> None:
@@ -99,12 +101,3 @@ def test_the_kernels_word_is_read_despite_a_strange_name(tmp_path: Path) -> None
     assert found is not None and found.uninterruptible and not found.stopped
     assert found.words == "in an uninterruptible wait"
     assert kernel_state(8, root=tmp_path) is None
-
-
-def test_a_process_is_found_by_its_file_and_others_are_refused(tmp_path: Path) -> None:
-    run_dir = ["--run-dir", str(tmp_path)]
-    with process(tmp_path, HOLDS_THE_LOCK):
-        shown = CliRunner().invoke(app, ["stacks", "worker-7", *run_dir])
-        assert shown.exit_code == 0 and "holds_the_interpreter_lock" in shown.output
-        refused = CliRunner().invoke(app, ["stacks", "worker", *run_dir]).exception
-    assert isinstance(refused, BadInput) and "paceline status" in str(refused)
