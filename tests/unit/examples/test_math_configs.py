@@ -16,30 +16,23 @@ from paceline_launcher.node_placement import Placement
 from testbed.fleets.local_run import ROOT
 from testbed.tiny_model import make_char_tokenizer
 from tests.fixtures.engines import needs_vllm
+from tests.unit.memory_plan.test_memory_plan import QWEN3_32B, QWEN25_7B
 
 HERE = ROOT / "examples" / "math"
 GPUS_PER_NODE = 8
-QWEN3 = {
-    "vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": False,  # noqa: E501
-}  # fmt: skip
 MODELS = {
-    "Qwen3-8B": ("qwen3", QWEN3 | {
+    "Qwen3-8B": ("qwen3", QWEN3_32B | {
         "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,  # noqa: E501
-        "num_key_value_heads": 8,
     }),
-    "Qwen3-32B": ("qwen3", QWEN3 | {
-        "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,  # noqa: E501
-        "num_key_value_heads": 8,
-    }),
-    "Qwen3-30B-A3B": ("qwen3_moe", QWEN3 | {
+    "Qwen3-32B": ("qwen3", QWEN3_32B),
+    "Qwen3-30B-A3B": ("qwen3_moe", QWEN3_32B | {
         "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48,  # noqa: E501
         "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,  # noqa: E501
         "norm_topk_prob": True,
     }),
-    "Qwen2.5-32B-Instruct": ("qwen2", {
-        "vocab_size": 152064, "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64,  # noqa: E501
-        "num_attention_heads": 40, "num_key_value_heads": 8, "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
+    "Qwen2.5-32B-Instruct": ("qwen2", QWEN25_7B | {
+        "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40,  # noqa: E501
+        "num_key_value_heads": 8,
     }),
 }  # fmt: skip
 """What the models' published config.json say."""

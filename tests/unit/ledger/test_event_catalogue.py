@@ -8,7 +8,7 @@ import pytest
 
 from controller.ledger import events as ev
 from controller.ledger.enums import GroupFault
-from paceline.observe.vocabulary import DeathCause, EventType, FaultCause, MeshEnd, Severity
+from paceline.observe.vocabulary import DeathCause, EventType, MeshEnd, Severity
 
 
 def test_every_kind_has_an_effect_on_the_state_and_readers_know_no_other() -> None:
@@ -27,7 +27,6 @@ def test_every_kind_has_an_effect_on_the_state_and_readers_know_no_other() -> No
         (ev.MeshBroken(1, MeshEnd.PEER_ERROR, "reset by peer"), Severity.WARNING),
         (ev.StepAborted(3, "suspended"), Severity.INFO),
         (ev.StepAborted(3, "all replicas are gone"), Severity.WARNING),
-        (ev.ProcessFault("r", "redis", "b", 12, FaultCause.KILLED, "", 5.0), Severity.WARNING),
         (ev.RunFinished("completed", 1.0), Severity.INFO),
         (ev.RunFailed("r", "out of disk", 1.0), Severity.ERROR),
         (ev.TaskDropped("t5", 1, "prompt_too_long"), Severity.WARNING),

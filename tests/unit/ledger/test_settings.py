@@ -152,36 +152,6 @@ def finish(run: Driven) -> None:
     assert run.state.phase == "finished"
 
 
-def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
-    run = Driven.fleet("p0", "r0", steps=4, dataset_rows=7, checkpoint_every=2, max_staleness=3)
-    waiting = run.lease("r0", 2).leases
-    run.train()
-    run.fill("r0", 4)
-    run.do(cmd.change_settings("fewer", {"train.steps": 2}, spec(run, steps=2)))
-    run.train()
-    run.checkpoint(digest="")
-    assert run.state.phase == "finished"
-    assert dict(run.state.tasks.dropped) == {"run_ended": 2}
-    run.failover()
-    run.do(cmd.start_run(replace(run.state.run, steps=4), {"train.steps": 4}))
-    assert run.event(ev.RunExtended).steps == 4 and run.state.phase == "open"
-    run.register("p0")
-    run.observe("p0")
-    run.observe("p0", state=run.state.versions.version)
-    run.rollout("r0")
-    again = run.lease("r0", 2).leases
-    assert [(x.task_id, x.attempt) for x in again] == [(x.task_id, 2) for x in waiting]
-    for lease in again:
-        run.submit("r0", lease, run.state.versions.version)
-    run.fill("r0", 2)
-    run.train()
-    run.train()
-    run.checkpoint(digest="")
-    report = run.coverage()
-    assert sum(e.trained for e in report.epochs) == 16 and list(report.problems()) == []
-    assert run.state.phase == "finished"
-
-
 def test_a_finished_run_with_as_many_steps_stays_finished_and_refuses_a_change(
     run: Driven,
 ) -> None:
