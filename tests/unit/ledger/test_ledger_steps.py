@@ -155,18 +155,6 @@ def test_the_death_of_all_replicas_goes_back_to_the_checkpoint_and_repeats_the_s
     assert views.counts(run.state).trained == 12
 
 
-def test_a_restart_without_anything_newer_than_the_checkpoint_needs_no_rollback() -> None:
-    run = fleet("p0")
-    run.train()
-    run.checkpoint()
-    run.die("p0")
-    run.register("p0")
-    run.observe("p0")
-    assert "RolledBack" not in run.names()
-    formed = run.event(ev.MeshFormed)
-    assert (formed.restore, formed.state_version, formed.step) == (True, 1, 1)
-
-
 def test_a_survivor_with_the_state_is_waited_for_instead_of_rolling_back() -> None:
     run = fleet("p0")
     run.train()

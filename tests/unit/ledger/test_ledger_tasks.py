@@ -221,20 +221,14 @@ def test_groups_of_equal_rewards_are_a_share_of_all_that_were_made(
     filtered: bool, expected: float
 ) -> None:
     run = Driven.fleet("p0", "r0", filter_uninformative=filtered)
-    run.fill("r0", 1, reward_std=0.0)
+    (lease,) = run.lease("r0").leases
+    assert run.submit("r0", lease, reward_std=0.0).code == "accepted"
+    assert run.submit("r0", lease, reward_std=0.0).code == "duplicate"
+    assert views.counts(run.state).dropped == ({"uninformative": 1} if filtered else {})
     run.fill("r0", 4 if filtered else 3)
     run.train()
     assert run.state.steps.metrics["zero_variance_share"] == pytest.approx(expected)
     assert run.state.steps.metrics.get("uninformative_share", 0.0) == (0.2 if filtered else 0.0)
-
-
-def test_uninformative_groups_are_dropped_counted_and_replaced() -> None:
-    run = Driven.fleet("p0", "r0", filter_uninformative=True)
-    (lease,) = run.lease("r0").leases
-    assert run.submit("r0", lease, reward_std=0.0).code == "accepted"
-    assert run.submit("r0", lease, reward_std=0.0).code == "duplicate"
-    assert views.counts(run.state).dropped == {"uninformative": 1}
-    assert len(run.lease("r0", 100).leases) == 8
 
 
 def test_nothing_is_leased_while_paused_draining_or_stopping(run: Driven) -> None:

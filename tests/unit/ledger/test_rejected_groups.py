@@ -67,16 +67,6 @@ def test_a_group_that_a_trainer_names_leaves_the_step_and_the_others_are_trained
     assert views.counts(run.state).dropped == {"out_of_memory": 1}
 
 
-def test_the_step_waits_for_a_group_in_the_place_of_the_one_that_left() -> None:
-    run = fleet("p0", max_staleness=0)
-    run.fill("r0", 4)
-    assert run.lease("r0", 1).leases == ()
-    reject(run, "p0", "t2")
-    assert run.state.steps.open is None
-    run.fill("r0", 4)
-    assert set(run.state.steps.open.groups) == {"t0", "t1", "t3", "t4"}
-
-
 def test_a_vote_for_the_former_composition_does_not_commit_the_new_one() -> None:
     run = fleet("p0", "p1")
     run.fill("r0", 5)
@@ -230,7 +220,9 @@ def test_a_lost_group_is_leased_again_before_any_new_one(fault: str) -> None:
     run.fill("r0", 5, lengths=(7, 13))
     epoch = run.state.fleet.mesh_epoch
     bad = shard_of(run, "p1")[0]
+    run.ledger.take_garbage()
     assert reject(run, "p1", bad, fault=fault) == 1
+    assert run.ledger.take_garbage() == [(bad, 1)], "what the store still has of it"
     lost = run.event(ev.GroupLost)
     assert (lost.task_id, lost.attempt, lost.fault, lost.worker_id) == (bad, 1, fault, "r0")
     assert lost.detail == "p1: why", "who found it"
@@ -257,14 +249,6 @@ def test_groups_that_are_lost_are_trained_once_they_were_generated_again(
     run.vote("p0")
     assert run.state.versions.step == 1
     assert run.state.tasks.records["t2"].group.attempt == 2
-
-
-def test_what_the_store_still_has_of_a_lost_group_is_deleted() -> None:
-    run = fleet("p0")
-    run.fill("r0", 5)
-    run.ledger.take_garbage()
-    reject(run, "p0", "t1", fault="payload_invalid")
-    assert run.ledger.take_garbage() == [("t1", 1)]
 
 
 def test_a_group_that_is_lost_again_and_again_is_dropped_with_the_reason() -> None:
