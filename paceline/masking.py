@@ -13,7 +13,8 @@ _URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<hidden>(?:(?!\w://)[^\s\"
 _PAIR = re.compile(r":(?!/)(?:(?!\w://)[^\s\"'<>]){1,256}@(?!sha256:)")
 """User and password, in an address with no scheme or a mistyped one."""
 _QUERY = re.compile(
-    r"(?P<name>[?&][^=&\s\"']*(?:passw|token|secret|key|sig|credential|ssl_ca)[^=&\s\"']*=)[^&\s\"'<>]+",
+    r"(?P<name>[?&][^=&\s\"']*(?:passw|token|secret|key|sig|credential|ssl_ca)[^=&\s\"']*=)"
+    r"[^&\s\"'<>]+",
     re.IGNORECASE,
 )
 _NAME = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|credentials?|api_?key)$", re.I)

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,6 +244,7 @@ def _normal(said: Said) -> Said:
     if isinstance(said, str):
         return said
     try:
-        return [normal_message(item) if isinstance(item, dict) else item for item in said]  # type: ignore[return-value]
+        items: Any = [normal_message(m) if isinstance(m, dict) else m for m in said]
+        return cast(Said, items)
     except BadMessage as error:
         raise BadTurn(str(error)) from error

@@ -112,10 +112,6 @@ def test_admin_commands_answer_in_json(paceline: Command, fleet: Controllers) ->
     assert refused.returncode == 1
     assert json.loads(refused.stdout)["accepted"] is False
     assert "refused" in refused.stderr
-    # A script that looked too early.
-    late = paceline("scale", "rollout=9", "--expected", "rollout=99", "--json", *targets(fleet)[0])
-    assert late.returncode == 1
-    assert "re-read the status and retry" in json.loads(late.stdout)["message"]
 
 
 def test_heartbeats_are_told_whoever_is_asked_first(fleet: Controllers) -> None:
