@@ -3,6 +3,7 @@ ready."""
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -145,10 +146,7 @@ class FakeEngine(Engine):
         return tuple(self._tagged(self.make(request)) for _ in range(request.count))
 
     def _tagged(self, completion: Completion) -> Completion:
-        versions = ((self._version, len(completion.tokens)),)
-        return Completion(
-            completion.tokens, completion.logprobs, versions, completion.finish, completion.stop
-        )
+        return replace(completion, versions=((self._version, len(completion.tokens)),))
 
     def abort(self, request_id: str) -> None:
         ready = self._running.get(request_id)

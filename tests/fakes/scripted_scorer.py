@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 
 from paceline.config.schema import Config
 from paceline.v1 import worker_pb2
@@ -35,12 +34,7 @@ class ScriptedScorer(CompletionScorer):
         self.directed.address = await self.server.start("127.0.0.1")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.server.close()
 
 

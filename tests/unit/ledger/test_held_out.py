@@ -78,21 +78,14 @@ def evaluated(*scores: tuple[int, float]) -> Evals:
     return evals
 
 
-def test_rounds_are_ranked_by_step_however_late_they_end() -> None:
-    evals = evaluated((0, 0.5), (20, 0.9), (10, 0.6))
-    assert (evals.best, evals.since_best) == (20, 0)
+def test_rounds_are_ranked_by_step_however_late_they_end_and_anew_without_a_voided_one() -> None:
+    evals = evaluated((0, 0.9), (20, 0.5), (10, 0.8), (30, 0.7))
+    assert (evals.best, evals.since_best) == (0, 3)
     evals = evaluated((0, 0.5), (20, 0.9), (10, 0.6), (30, 0.7))
     assert (evals.best, evals.since_best) == (20, 1)
-
-
-def test_without_the_score_of_a_voided_step_the_others_are_ranked_again() -> None:
-    evals = evaluated((0, 0.9), (10, 0.8), (20, 0.5))
-    assert evals.since_best == 2
-    evals.disown(Step(20), Version(20))
-    assert (evals.best, evals.since_best) == (0, 1)
-    for step in (0, 10):
-        evals.disown(Step(step), Version(step))
-    assert (evals.best, evals.since_best) == (-1, 0)
+    for voided, best in ((20, (30, 0)), (30, (10, 0)), (10, (0, 0)), (0, (-1, 0))):
+        evals.disown(Step(voided), Version(voided))
+        assert (evals.best, evals.since_best) == best
 
 
 def test_a_checkpoint_whose_evaluation_is_under_way_is_spared_too() -> None:
