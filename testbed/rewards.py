@@ -1,10 +1,13 @@
 """Reward functions that wait, as a sandbox or a judge does; that hang while a file is there; and
 one that crashes on one prompt and hangs on another, every time."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 from testbed.faults.failpoints import VARIABLE
@@ -47,6 +50,14 @@ async def judge(completion: str) -> float:
     await asyncio.sleep(JUDGE_S)
     while _hangs("judge"):  # noqa: ASYNC110
         await asyncio.sleep(0.1)
+    return float(completion[:1].isdigit())
+
+
+async def careless(completion: str) -> float:
+    """The same, with a call that blocks the event loop it runs on."""
+    await asyncio.sleep(JUDGE_S)
+    while _hangs("careless"):
+        time.sleep(0.1)  # noqa: ASYNC251
     return float(completion[:1].isdigit())
 
 

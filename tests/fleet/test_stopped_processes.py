@@ -24,13 +24,13 @@ from tests.fixtures.shared import Shared
 pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LEASE_S = 30.0
-JUDGE = "testbed.rewards:judge"
+REWARDS = ["testbed.rewards:judge", "testbed.rewards:careless"]
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
     def start() -> LaunchedFleet:
-        reward = {"functions": [JUDGE], "processes": 0, "timeout_s": 120.0}
+        reward = {"functions": REWARDS, "processes": 0, "timeout_s": 120.0}
         fleet = {"lease_ttl_s": LEASE_S}
         return LaunchedFleet(tmp_path_factory.mktemp("why"), reward=reward, fleet=fleet)
 
@@ -125,7 +125,7 @@ def test_a_reward_that_never_returns_is_named_and_its_stacks_are_shown(
     hang = file_of(fleet.armed, "judge")
     hang.touch()
     try:
-        found = until_named(fleet, JUDGE)
+        found = until_named(fleet, ", ".join(REWARDS))
         assert "rollout-" in str(found["sentence"]) and "reward.timeout_s" in str(found["next"])
         shown = paceline("stacks", "rollout-0", "--run-dir", str(fleet.run_dir))
         assert shown.returncode == 0 and "Thread 0x" in shown.stdout, shown.stdout
