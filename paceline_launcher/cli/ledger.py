@@ -1,5 +1,6 @@
 """``paceline ledger verify``."""
 
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -7,13 +8,13 @@ from pathlib import Path
 
 import typer
 
-from paceline.errors import BadInput
+from paceline.config.sections.services import RedisConfig
+from paceline.errors import BadInput, one_line
 from paceline_launcher.cli.common import (
     JsonOption,
     RunDirOption,
     given_or_default,
     print_json,
-    run_config,
 )
 from paceline_launcher.terminal import out_console, table
 
@@ -49,8 +50,8 @@ def verify(
         name, report = run, replay(redis_url, run)
     else:
         run_dir = given_or_default(run_dir)
-        with redis_of(run_dir) as url:
-            name = run_config(run_dir).run.name
+        name, redis = settings_of(run_dir)
+        with redis_of(run_dir, redis) as url:
             report = replay(url, name)
     coverage = report.coverage
     if as_json:
@@ -74,12 +75,24 @@ def verify(
     raise typer.Exit(0 if report.ok else 1)
 
 
+def settings_of(run_dir: Path) -> tuple[str, RedisConfig]:
+    """Name and Redis of a run. Its other settings may be those of another release: then the
+    journal's format says so. Raises BadInput."""
+    path = run_dir / "config.toml"
+    try:
+        stored = tomllib.loads(path.read_text(encoding="utf-8"))
+        return str(stored["run"]["name"]), RedisConfig(**stored.get("redis", {}))
+    except FileNotFoundError:
+        raise BadInput(f"--run-dir: {run_dir} has no config.toml: not a run directory") from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise BadInput(f"--run-dir: {path} is not a run's: {one_line(error)}") from error
+
+
 @contextmanager
-def redis_of(run_dir: Path) -> Iterator[str]:
+def redis_of(run_dir: Path, settings: RedisConfig) -> Iterator[str]:
     """URL of the Redis with the journal; a server that had to be started is stopped afterwards."""
     from paceline.redis.server import ensure_redis, stop_redis
 
-    settings = run_config(run_dir).redis
     if settings.url is None and not (run_dir / "redis").is_dir():
         raise BadInput(f"--run-dir: {run_dir} holds no Redis data; give --redis-url and --run")
     endpoint = ensure_redis(run_dir, settings)

@@ -15,7 +15,7 @@ import typer
 from paceline.errors import BadInput
 from paceline.observe.vocabulary import EventType
 from paceline.process.lifetime import exit_status
-from paceline_launcher.cli.common import JsonOption, print_json, run_config
+from paceline_launcher.cli.common import JsonOption, print_json
 
 RECOVERY_LIMIT_S = 120.0
 STEPS_AFTER = 2
@@ -109,10 +109,10 @@ def _judge(run_dir: Path) -> dict[str, Any]:
     """Ledger, digests and held-out reward, from the journal and the run files."""
     from controller.store.journal_audit import verify
     from paceline.observe.projection import Projection
-    from paceline_launcher.cli.ledger import redis_of
+    from paceline_launcher.cli.ledger import redis_of, settings_of
 
-    name = run_config(run_dir).run.name
-    with redis_of(run_dir) as url:
+    name, redis = settings_of(run_dir)
+    with redis_of(run_dir, redis) as url:
         report = verify(url, name)
         unequal, compared = _digests(url, name)
     records = Projection.read(run_dir)
