@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
-from policy_worker.conformance import conformance
 from policy_worker.objectives.batch import BadGroup, decode
 from policy_worker.objectives.columns import TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.rows.packing import pack
 from policy_worker.toy_step import CPU, random_groups, totals_of
-from testbed.nested_settings import nested, nested_sections
 from tests.fixtures.configs import config_of
 
 
@@ -64,12 +62,6 @@ def test_the_loss_is_the_policy_gradient_of_the_reverse_kl() -> None:
     assert torch.allclose(logprobs.grad, torch.tensor(gradient), atol=1e-5)
 
 
-@pytest.mark.parametrize("train", [{}, {"aggregation": "sequence_mean", "proximal": "trainer"}])
-def test_distillation_keeps_what_elastic_training_rests_on(train: dict[str, object]) -> None:
-    torch.set_num_threads(1)
-    assert [p for p in conformance("distill", {}, nested(train)) if p.problem] == []
-
-
 def test_a_remote_reference_replaces_the_model_of_the_trainer() -> None:
     torch.set_num_threads(1)
     settings = config("grpo", kl_coef=0.1, reference="scorer:teacher")
@@ -80,8 +72,6 @@ def test_a_remote_reference_replaces_the_model_of_the_trainer() -> None:
     micro = pack(batch, np.arange(len(batch.length)), CPU)
     found = columns.of(micro, CPU, None).reference
     assert torch.equal(found, torch.from_numpy(batch.scored["teacher"][micro.token_index]))
-    remote = {"kl_coef": 0.1, "reference": "scorer:teacher"}
-    assert [p for p in conformance("grpo", {}, nested(remote)) if p.problem] == []
 
 
 def test_groups_without_the_teachers_numbers_are_refused() -> None:
@@ -95,20 +85,3 @@ def test_groups_without_the_teachers_numbers_are_refused() -> None:
             completion.columns.clear()
     with pytest.raises(BadGroup, match="no log-probs of the scorer teacher"):
         load_objective(config()).advantages(decode(groups), totals_of(groups))
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"scorers": {}}, r"Add a section \[scorers\.teacher\]"),
-        ({"train": {"algorithm": "distill", "filter_uninformative": True}}, "set it to false"),
-        ({"train": {"kl_coef": 0.1, "reference": "scorer:none"}}, "no scorer 'none'"),
-        (
-            {"reward": {"functions": ["scorer:teacher"]}},
-            "scorer teacher is of kind logprobs. Name a reward_model",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(change: dict[str, object], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        Config.model_validate(nested_sections({**config().model_dump(exclude_none=True), **change}))

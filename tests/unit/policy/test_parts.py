@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from policy_worker.checkpoint.checkpoint import CheckpointError
 from policy_worker.checkpoint.export import ExportError, export
-from policy_worker.conformance import conformance
 from policy_worker.model.heads import values
 from policy_worker.model.policy_model import ModelError, load_model
 from policy_worker.objectives.batch import decode
@@ -290,11 +289,6 @@ def test_a_part_that_is_not_there_is_named_with_those_that_are(model, tmp_path):
 
 
 # ---- objectives
-
-
-@pytest.mark.parametrize("algorithm", [BOTH, ALONE])
-def test_an_objective_of_several_parts_conforms(algorithm):
-    assert [p for p in conformance(algorithm, {}, {}) if p.problem] == []
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.config.sections.objective_options import DpoOptions
-from policy_worker.conformance import conformance
 from policy_worker.objectives.batch import StepTotals, decode
 from policy_worker.objectives.load import load_objective
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
@@ -39,32 +37,7 @@ RECORDED_LABELS = {
     "data": {"path": "unused", "completion_field": "completion", "label_field": "label"},
     "rollout": {"source": "recorded", "group_size": 1},
 }
-LOSSES = DpoOptions.model_fields["loss"].annotation.__args__  # type: ignore[union-attr]
-
-
-def failing(name: str, **options: Any) -> dict[str, str]:
-    return {p.name: p.problem for p in conformance(name, options, {}) if p.problem}
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_dpo_keeps_every_property_whatever_its_loss(loss: str) -> None:
-    assert failing("dpo", loss=loss, label_smoothing=0.1, beta=0.5, sft_coef=0.5) == {}
-
-
-@pytest.mark.parametrize("pairs", ["best_worst", "all"])
-@pytest.mark.parametrize("name", ["online_dpo", "ipo", "orpo"])
-def test_objectives_of_pairs_keep_every_property(name: str, pairs: str) -> None:
-    assert failing(name, pairs=pairs) == {}
-
-
-@pytest.mark.parametrize("baseline", [0.0, 0.3])
-def test_kto_keeps_every_property(baseline: float) -> None:
-    assert failing("kto", desirable_weight=1.3, baseline=baseline) == {}
-
-
-@pytest.mark.parametrize("options", [{}, {"margin": True, "center_coef": 0.1, "pairs": "all"}])
-def test_the_reward_model_keeps_every_property(options: dict[str, Any]) -> None:
-    assert failing("reward_model", **options) == {}
+TEACHER = {"teacher": {"kind": "logprobs", "path": "toy"}}
 
 
 def test_a_whole_group_is_never_split_and_one_that_is_too_long_has_a_row_of_its_own() -> None:
@@ -216,6 +189,29 @@ def test_a_run_that_is_resumed_from_a_checkpoint_has_the_same_curve(
         ("dpo", RECORDED_LABELS, "does not train rows of the form labelled"),
         ("kto", {"train": {"kl_coef": 0.1}}, "objective.beta"),
         ("kto", {"train": {"filter_uninformative": True}}, "set it to false"),
+        ("grpo", {"rollout": {"group_size": 1}}, r"group_size = 1.*train.algorithm = ppo"),
+        (
+            "ppo",
+            {"train": {"filter_uninformative": True}, "rollout": {"group_size": 1}},
+            "filter_uninformative .* set it to false",
+        ),
+        ("grop", {}, "'grop' is not an objective"),
+        ("ppo", {"objective": {"gama": 1.0}}, "objective.gama is not an option .*: .*gamma"),
+        ("ppo", {"objective": {"gae_lambda": 1.5}}, "gae_lambda: .*less than or equal to 1"),
+        ("ppo", {"objective": {"kl_controller": "adaptive"}}, "Set train.loss.kl_coef above 0"),
+        ("reinforce++", {"train": {"filter_uninformative": True}}, "filter_uninformative"),
+        ("distill", {}, r"Add a section \[scorers\.teacher\]"),
+        (
+            "distill",
+            {"train": {"filter_uninformative": True}, "scorers": TEACHER},
+            "set it to false",
+        ),
+        ("grpo", {"train": {"kl_coef": 0.1, "reference": "scorer:none"}}, "no scorer 'none'"),
+        (
+            "grpo",
+            {"reward": {"functions": ["scorer:teacher"]}, "scorers": TEACHER},
+            "scorer teacher is of kind logprobs. Name a reward_model",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_at_the_door(
@@ -226,7 +222,8 @@ def test_what_cannot_be_trained_is_refused_at_the_door(
         make_config(**{**settings, "train": train})
 
 
-def test_kto_needs_no_pairs() -> None:
+def test_kto_and_ppo_need_no_pairs() -> None:
+    make_config(train={"algorithm": "ppo"}, rollout={"group_size": 1})
     make_config(train={"algorithm": "kto"}, rollout={"group_size": 1})
     make_config(train={"algorithm": "kto"}, **RECORDED_LABELS)
     make_config(train={"algorithm": "kto"}, **RECORDED_PAIRS)
