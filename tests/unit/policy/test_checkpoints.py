@@ -40,17 +40,37 @@ def checkpointer(tmp_path, config):
     checkpointer.close()
 
 
-def test_step_after_restore_equals_that_of_an_uninterrupted_run(config, checkpointer):
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Events: a write has begun, and it may go on."""
+    begun, may_write = threading.Event(), threading.Event()
+    write = checkpoint_module.write_shards
+
+    def slow(*args):
+        begun.set()
+        assert may_write.wait(60)
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint_module, "write_shards", slow)
+    return begun, may_write
+
+
+def test_training_goes_on_while_the_disk_is_slow_and_its_steps_are_those_after_a_restore(
+    config, checkpointer, slow_disk
+):
     state = tiny_state(config)
     torch.manual_seed(7)
     for _ in range(2):
         synthetic_step(state)
+    before = all_bits(state)
     saved = checkpointer.save_async(state)
     torch.manual_seed(8)
     uninterrupted = [synthetic_step(state) for _ in range(3)]
-    path = saved.result(30).path
+    assert not saved.done()
+    slow_disk[1].set()
     resumed = tiny_state(config)
-    checkpointer.restore(resumed, path)
+    checkpointer.restore(resumed, saved.result(30).path)
+    assert_same_bits(all_bits(resumed), before)
     torch.manual_seed(8)
     assert [synthetic_step(resumed) for _ in range(3)] == uninterrupted
     assert_same_bits(all_bits(resumed), all_bits(state))
@@ -80,39 +100,12 @@ def test_every_file_and_every_name_of_a_checkpoint_is_synced_before_it_counts(
     assert {tmp_path, tmp_path / "new"} <= set(first), "the names of the directories around it"
 
 
-def test_training_goes_on_while_the_disk_is_slow(config, checkpointer, monkeypatch):
-    may_write = threading.Event()
-    write = checkpoint_module.write_shards
-
-    def slow_disk(*args):
-        assert may_write.wait(30)
-        return write(*args)
-
-    monkeypatch.setattr(checkpoint_module, "write_shards", slow_disk)
-    state = tiny_state(config)
-    synthetic_step(state)
-    before = all_bits(state)
-    pending = checkpointer.save_async(state)
-    for _ in range(3):
-        synthetic_step(state)
-    assert not pending.done()
-    may_write.set()
-    restored = tiny_state(config)
-    checkpointer.restore(restored, pending.result(30).path)
-    assert_same_bits(all_bits(restored), before)
-
-
-def test_a_write_whose_state_was_outvoted_leaves_no_checkpoint(config, checkpointer, monkeypatch):
-    may_write = threading.Event()
-    write = checkpoint_module.write_shards
-    monkeypatch.setattr(
-        checkpoint_module, "write_shards", lambda *a: may_write.wait(60) and write(*a)
-    )
+def test_a_write_whose_state_was_outvoted_leaves_no_checkpoint(config, checkpointer, slow_disk):
     state = tiny_state(config)
     synthetic_step(state)
     pending = checkpointer.save_async(state)
     checkpointer.abandon(state.version)
-    may_write.set()
+    slow_disk[1].set()
     with pytest.raises(CheckpointError, match="outvoted"):
         pending.result(60)
     assert complete(checkpointer._root.parent / "checkpoints") == []
@@ -193,18 +186,6 @@ def test_unusable_checkpoint_is_refused_with_the_reason(config, checkpointer, ha
         checkpointer.restore(state, path)
 
 
-def test_checkpoint_of_another_model_is_refused(config, checkpointer, tmp_path):
-    path = checkpointer.save_async(tiny_state(config)).result(30).path
-    from testbed.tiny_model import make_tiny_model
-
-    make_tiny_model(tmp_path / "wider", hidden=64)
-    other = config.model_copy(
-        update={"model": config.model.model_copy(update={"path": str(tmp_path / "wider")})}
-    )
-    with pytest.raises(CheckpointError, match="another model"):
-        checkpointer.restore(tiny_state(other), path)
-
-
 def _flip_byte(path, at):
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -277,7 +258,7 @@ def directory(root: Path, name: str) -> Path:
     return path
 
 
-def test_what_dead_writers_left_is_removed_and_all_else_stays(checkpointer, tmp_path):
+def test_what_dead_writers_left_is_removed_and_all_else_stays(config, tmp_path):
     root = tmp_path / "run" / "checkpoints"
     dead = [
         directory(root, "step-000001.0123456789ab-1"),
@@ -286,8 +267,12 @@ def test_what_dead_writers_left_is_removed_and_all_else_stays(checkpointer, tmp_
         directory(root, ".trash.step-000001.aa-1-0123456789ab"),
     ]
     recorded = directory(root, "step-000002.ba9876543210-1")
+    begun = directory(root, "step-000002.0123456789ab-1")  # the run began with it
+    held = directory(root, "step-000001.0123456789ab-7")  # finished, and locked by its writer
     stays = [
         recorded,
+        begun,
+        held,
         directory(root, "step-000005.0123456789ab-4"),  # its record may be under way
         directory(root, "step-000006.0123456789ab-5"),
         directory(root, "step-000001"),  # of an earlier release
@@ -296,61 +281,31 @@ def test_what_dead_writers_left_is_removed_and_all_else_stays(checkpointer, tmp_
     ]
     (root / "step-000002").symlink_to(recorded.name)
     (root / "step-000003.0123456789ab-9").symlink_to(recorded.name)
-    checkpointer.sweep(Step(5), frozenset({recorded.name}))
-    checkpointer.close()
-    assert [path.name for path in dead if path.exists()] == []
-    assert [path.name for path in stays if not path.exists()] == []
+    model = config.model.model_copy(update={"initial_checkpoint": str(begun)})
+    checkpointer = Checkpointer(tmp_path / "run", config.model_copy(update={"model": model}))
+    with locked_directory(held):
+        checkpointer.sweep(Step(5), frozenset({recorded.name}))
+        checkpointer.close()
+        assert [path.name for path in dead if path.exists()] == []
+        assert [path.name for path in stays if not path.exists()] == []
     assert (root / "step-000002").resolve() == recorded
     assert (root / "step-000003.0123456789ab-9").is_symlink()
 
 
-def test_the_checkpoint_that_a_run_began_with_is_never_swept(config, tmp_path):
-    root = tmp_path / "run" / "checkpoints"
-    given = directory(tmp_path / "other" / "checkpoints", "step-000001.0123456789ab-1")
-    inside = directory(root, "step-000002.0123456789ab-1")
-    begun = config.model_copy(
-        update={"model": config.model.model_copy(update={"initial_checkpoint": str(inside)})}
-    )
-    checkpointer = Checkpointer(tmp_path / "run", begun)
-    checkpointer.sweep(Step(100), frozenset())
-    checkpointer.close()
-    assert given.is_dir() and inside.is_dir()
-
-
 def test_a_slow_writer_that_lives_finishes_its_checkpoint(
-    config, checkpointer, tmp_path, monkeypatch
+    config, checkpointer, tmp_path, slow_disk
 ):
-    writes = checkpoint_module.write_shards
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(*args):
-        begun.set()
-        assert go_on.wait(60)
-        return writes(*args)
-
-    monkeypatch.setattr(checkpoint_module, "write_shards", slow)
+    begun, may_write = slow_disk
     state = tiny_state(config)
     synthetic_step(state)
     writing = checkpointer.save_async(state)
     assert begun.wait(60)
-    other = Checkpointer(tmp_path / "run", config)
-    other.sweep(Step(100), frozenset())
-    other.close()
-    go_on.set()
-    path = writing.result(60).path
-    assert complete(tmp_path / "run" / "checkpoints") == [path]
-    # It is complete now, and its record is on its way: only a settled step says that none will
-    # come.
-    other = Checkpointer(tmp_path / "run", config)
-    other.sweep(Step(1), frozenset())
-    other.close()
-    assert path.is_dir()
-
-
-def test_a_sweep_leaves_a_finished_directory_that_its_writer_still_holds(checkpointer, tmp_path):
-    root = tmp_path / "run" / "checkpoints"
-    path = directory(root, "step-000001.0123456789ab-1")
-    with locked_directory(path):
-        checkpointer.sweep(Step(5), frozenset())
-        checkpointer.close()
-        assert path.is_dir()
+    for settled in (100, 1):
+        other = Checkpointer(tmp_path / "run", config)
+        other.sweep(Step(settled), frozenset())
+        other.close()
+        may_write.set()
+        path = writing.result(60).path
+        # The second time it is complete, and its record is on its way: only a settled step says
+        # that none will come.
+        assert complete(tmp_path / "run" / "checkpoints") == [path]

@@ -15,6 +15,7 @@ from paceline_launcher.cli import app
 from paceline_launcher.launch.ending import export_newest
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.export import MARKER, ExportError, export
+from testbed.tiny_model import make_tiny_model
 from tests.fixtures.train_states import synthetic_step, tiny_config, tiny_state
 
 
@@ -31,31 +32,24 @@ def trained(tmp_path_factory):
     return config, state, path
 
 
-def test_exported_weights_equal_the_trained_bits(trained, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exported_weights_equal_the_trained_bits(trained, tmp_path, dtype):
     config, state, checkpoint = trained
-    out = export(checkpoint, config.model.path, tmp_path / "out")
+    out = export(checkpoint, config.model.path, tmp_path / "out", dtype)
     model = AutoModelForCausalLM.from_pretrained(out)
     loaded = dict(model.named_parameters())
     for name, weight in state.named_weights():
-        assert loaded[name].dtype == torch.float32
-        assert torch.equal(loaded[name], weight), name
+        assert loaded[name].dtype == getattr(torch, dtype)
+        assert torch.equal(loaded[name], weight.to(loaded[name].dtype)), name
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    tokens = torch.tensor([[5, 6, 7]])
-    assert torch.allclose(model(tokens).logits, state.model(tokens).logits, atol=1e-6)
+    if dtype == "float32":
+        tokens = torch.tensor([[5, 6, 7]])
+        assert torch.allclose(model(tokens).logits, state.model(tokens).logits, atol=1e-6)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer.encode("s12=") == AutoTokenizer.from_pretrained(config.model.path).encode(
         "s12="
     )
     assert json.loads((out / MARKER).read_text())["step"] == 2
-
-
-def test_export_in_bfloat16_says_so_in_its_config(trained, tmp_path):
-    _, state, checkpoint = trained
-    export(checkpoint, None, tmp_path / "out", "bfloat16")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    for name, weight in model.named_parameters():
-        assert weight.dtype == torch.bfloat16
-        assert torch.equal(weight, dict(state.named_weights())[name].bfloat16()), name
 
 
 def test_the_command_takes_a_directory_of_checkpoints_and_says_nothing_beside_its_line(
@@ -86,16 +80,11 @@ def test_export_replaces_an_earlier_export_and_nothing_else(trained, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
 
 
-def test_missing_checkpoint_is_named_with_the_newest_there_is(trained, tmp_path):
-    _, _, checkpoint = trained
+def test_checkpoints_that_cannot_be_exported_are_refused_with_the_reason(trained, tmp_path):
+    config, _, checkpoint = trained
     with pytest.raises(ExportError, match="step-000099: no such checkpoint") as refused:
         export(checkpoint.with_name("step-000099"), None, tmp_path / "out")
-    assert str(checkpoint) in str(refused.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_incomplete_checkpoint_and_wrong_model_are_refused(trained, tmp_path):
-    config, _, checkpoint = trained
+    assert str(checkpoint) in str(refused.value), "the newest there is"
     half = tmp_path / "step-000002"
     shutil.copytree(checkpoint, half)
     (half / "meta.json").unlink()
@@ -103,13 +92,12 @@ def test_incomplete_checkpoint_and_wrong_model_are_refused(trained, tmp_path):
         export(half, config.model.path, tmp_path / "out")
     with pytest.raises(ExportError, match=r"cannot be read.*--model"):
         export(checkpoint, tmp_path / "nothing", tmp_path / "out")
-    from testbed.tiny_model import make_tiny_model
-
     make_tiny_model(tmp_path / "deeper", hidden=32, layers=3)
     with pytest.raises(ExportError, match=r"is not of .*deeper"):
         export(checkpoint, tmp_path / "deeper", tmp_path / "out")
     with pytest.raises(ExportError, match="float8"):
         export(checkpoint, None, tmp_path / "out", "float8")
+    assert not (tmp_path / "out").exists()
 
 
 # ---- a model whose code comes with its checkpoint, and the run that trusted it

@@ -130,32 +130,6 @@ def update(trainer: Trainer) -> None:
     train_step(trainer, GROUPS, 1, last=True)
 
 
-def state_of(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: t.detach() for name, t in named_tensors(trainer.state) if t.numel()}
-
-
-def test_the_next_update_waits_for_the_copies_and_nothing_before_it(trainer, device, unwritten):
-    before = {name: t.clone() for name, t in state_of(trainer).items()}
-    trainer.save().result(60)
-    assert device.said == ["copies waits for training"]
-    update(trainer)
-    assert device.said == ["copies waits for training", "training waits for copies"]
-    (snapshot,) = unwritten
-    assert any(not torch.equal(t, before[name]) for name, t in state_of(trainer).items())
-    for name, tensor in before.items():
-        assert torch.equal(snapshot.pieces[name][0], tensor), name
-
-
-def test_a_state_that_is_replaced_waits_for_the_copies(trainer, device, unwritten):
-    update(trainer)
-    before = {name: t.clone() for name, t in state_of(trainer).items()}
-    trainer.save().result(60)
-    trainer.restore("", 0, 2)
-    (snapshot,) = unwritten
-    for name, tensor in before.items():
-        assert torch.equal(snapshot.pieces[name][0], tensor), name
-
-
 def test_the_writer_waits_for_the_copies(trainer, tmp_path):
     update(trainer)
     bits = all_bits(trainer.state)
@@ -180,25 +154,48 @@ def publisher(
     publisher.close()
 
 
-def test_the_next_update_waits_for_a_publication_and_nothing_before_it(trainer, device, publisher):
-    before = {name: t.detach().clone() for name, t in trainer.state.weights_of("policy")}
-    publisher.publish_state(0)
+Named = dict[str, Tensor]
+Copies = tuple[Callable[[], Named], Callable[[], Any], Callable[[], Named]]
+
+
+@pytest.fixture(params=["checkpoint", "publication"])
+def copies(request: pytest.FixtureRequest, trainer: Trainer) -> Copies:
+    """The tensors that are copied, by name; has them copied; and what was copied."""
+    if request.param == "checkpoint":
+        unwritten = request.getfixturevalue("unwritten")
+        return (
+            lambda: {name: t.detach() for name, t in named_tensors(trainer.state) if t.numel()},
+            lambda: trainer.save().result(60),
+            lambda: {name: pieces[0] for name, pieces in unwritten[0].pieces.items()},
+        )
+    publisher = request.getfixturevalue("publisher")
+    return (
+        lambda: {name: t.detach() for name, t in trainer.state.weights_of("policy")},
+        lambda: publisher.publish_state(trainer.state.version),
+        lambda: publisher._newest.manifest.views(publisher._newest.flat),
+    )
+
+
+def assert_copied(copied: Named, before: Named) -> None:
+    for name, tensor in before.items():
+        assert torch.equal(copied[name], tensor), name
+
+
+def test_the_next_update_waits_for_the_copies_and_nothing_before_it(trainer, device, copies):
+    live, take, copied = copies
+    before = {name: t.clone() for name, t in live().items()}
+    take()
     assert device.said == ["copies waits for training"]
     update(trainer)
     assert device.said == ["copies waits for training", "training waits for copies"]
-    snapshot = publisher._newest
-    published = snapshot.manifest.views(snapshot.flat)
-    assert any(not torch.equal(t, before[n]) for n, t in trainer.state.weights_of("policy"))
-    assert published.keys() == before.keys()
-    for name, tensor in published.items():
-        assert torch.equal(tensor, before[name]), name
+    assert any(not torch.equal(t, before[name]) for name, t in live().items())
+    assert_copied(copied(), before)
 
 
-def test_weights_that_are_replaced_wait_for_a_publication(trainer, device, publisher):
+def test_a_state_that_is_replaced_waits_for_the_copies(trainer, device, copies):
+    live, take, copied = copies
     update(trainer)
-    before = {name: t.detach().clone() for name, t in trainer.state.weights_of("policy")}
-    publisher.publish_state(1)
+    before = {name: t.clone() for name, t in live().items()}
+    take()
     trainer.restore("", 0, 2)
-    snapshot = publisher._newest
-    for name, tensor in snapshot.manifest.views(snapshot.flat).items():
-        assert torch.equal(tensor, before[name]), name
+    assert_copied(copied(), before)

@@ -46,7 +46,8 @@ def whole_step(config, groups, *parts, **kwargs):
 
 
 def padded_reference(config, groups):
-    """The same loss by a padded batch through the model's ordinary forward, in plain torch."""
+    """Gradient and loss by a padded batch through the model's ordinary forward, in plain torch, and
+    policy / behaviour of every token."""
     model = tiny_network("qwen3")
     sequences, weights = [], []
     spec = step_totals(groups)
@@ -67,17 +68,19 @@ def padded_reference(config, groups):
         mask[row, : len(prompt) + len(tokens)] = 1
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     logp = torch.log_softmax(logits / config.rollout.temperature, -1)
-    loss = torch.zeros(())
+    loss, ratios = torch.zeros(()), []
     for row, (prompt, tokens, old) in enumerate(sequences):
         at = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
         r = (logp[row, at, torch.tensor(tokens)] - old).exp()
+        ratios.append(r.detach())
         a = weights[row]
         surrogate = torch.minimum(r * a, r.clamp(0.8, 1.2) * a)
         if a < 0:
             surrogate = surrogate.clamp(min=3.0 * a)
         loss = loss - surrogate.sum() / spec.tokens
     loss.backward()
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters()]), float(loss)
+    gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+    return gradient, float(loss), torch.cat(ratios)
 
 
 def close(a, b):
@@ -87,7 +90,7 @@ def close(a, b):
 def test_a_step_equals_the_padded_textbook_step():
     config = make_config(rollout={"temperature": 0.9})
     groups = random_groups(6, group_size=4, seed=11)
-    expected, loss = padded_reference(config, groups)
+    expected, loss, _ = padded_reference(config, groups)
     got, gradients = whole_step(config, groups)
     close(got, expected)
     assert gradients.stats.mean("loss") == pytest.approx(loss, rel=1e-4)
@@ -118,23 +121,6 @@ def test_staleness_is_no_part_of_the_fresh_gap():
     assert "logprob_gap" in stale.stats.entries
 
 
-def importance_weights(config, groups):
-    """Policy / behaviour of every token, one sequence after the other through the model's ordinary
-    forward."""
-    model, weights = tiny_network("qwen3"), []
-    for group in groups:
-        prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
-        for completion in group.completions:
-            tokens = np.frombuffer(completion.tokens, "<i4").tolist()
-            old = torch.tensor(np.frombuffer(completion.logprobs, "<f4").copy())
-            with torch.no_grad():
-                logits = model(torch.tensor([prompt + tokens])).logits[0]
-            logp = torch.log_softmax(logits / config.rollout.temperature, -1)
-            at = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
-            weights.append((logp[at, torch.tensor(tokens)] - old).exp())
-    return torch.cat(weights)
-
-
 @pytest.mark.parametrize(
     "bounds", [{}, {"proximal": "trainer", "tis_cap": 1.01}, {"clip_low": 0.01, "clip_high": 0.01}]
 )
@@ -142,7 +128,7 @@ def test_the_effective_sample_size_is_that_of_the_weights_before_any_bound(bound
     """From the sums that a vote carries, as the controller merges them over replicas."""
     config = make_config(train={"skip_zero_advantage": False, **bounds})
     groups = random_groups(4, group_size=3, seed=2)
-    w = importance_weights(config, groups)
+    *_, w = padded_reference(config, groups)
     expected = float(w.sum() ** 2 / (len(w) * w.square().sum()))
     assert expected < 0.99
     _, a = whole_step(config, groups, groups[:1])
@@ -184,7 +170,7 @@ def test_zero_advantage_still_counts_for_the_kl():
     assert gradients.stats.mean("kl") > 0
 
 
-def test_a_group_named_again_in_the_next_epoch_is_added_once():
+def test_groups_of_later_epochs_and_steps_are_added_once_and_alone():
     config = make_config()
     groups = random_groups(3, group_size=3, seed=5)
     spec = step_totals(groups)
@@ -195,40 +181,17 @@ def test_a_group_named_again_in_the_next_epoch_is_added_once():
     gradients.add(groups[2:])
     assert gradients.begin(spec, keys(groups)) == []
     close(flat(gradients), whole_step(config, groups)[0])
-
-
-def test_a_group_that_went_to_another_replica_is_not_trained_twice():
-    config = make_config()
-    groups = random_groups(3, group_size=3, seed=5)
-    spec = step_totals(groups)
-    gradients = make_gradients(config)
-    gradients.begin(spec, keys(groups[:2]))
-    gradients.add(groups[:2])
     # Declared dead meanwhile: after rejoining, group 0 is somebody else's.
     assert gradients.begin(spec, keys(groups[1:])) == keys(groups[1:])
     gradients.add(groups[1:])
     close(flat(gradients), whole_step(config, groups, groups[1:])[0])
-
-
-def test_gradients_of_an_abandoned_step_do_not_leak_into_the_next():
-    config = make_config()
-    old, new = random_groups(2, group_size=3, seed=1), random_groups(2, group_size=3, seed=2)
-    gradients = make_gradients(config)
-    gradients.begin(step_totals(old), keys(old))
-    gradients.add(old)
-    spec = step_totals(new, step=2)
-    gradients.begin(spec, keys(new))
+    # The step is abandoned.
+    new = random_groups(2, group_size=3, seed=2)
+    gradients.begin(step_totals(new, step=2), keys(new))
     gradients.add(new)
-    fresh = make_gradients(config)
-    fresh.begin(spec, keys(new))
-    fresh.add(new)
-    assert torch.equal(flat(gradients), flat(fresh))
-
-
-def test_a_replica_without_groups_contributes_zeros():
-    gradients = make_gradients(make_config())
-    gradients.begin(StepTotals(1, 0, 10, 2), [])
-    assert (flat(gradients) == 0).all()
+    assert torch.equal(flat(gradients), whole_step(config, new)[0])
+    gradients.begin(StepTotals(3, 0, 10, 2), [])
+    assert (flat(gradients) == 0).all(), "nothing of this replica's"
 
 
 def with_old_heads(groups, *, as_environment=False):

@@ -83,16 +83,16 @@ def test_a_scalar_head_is_tried_and_left_as_it_was(trainable):
 
 @pytest.mark.parametrize(
     ("family", "why"),
-    [("gemma2", "softcap"), ("gpt_oss", "s_aux"), ("modernbert-decoder", "prediction head")],
+    [
+        ("gemma2", "softcap"),
+        ("gpt_oss", "s_aux"),
+        ("modernbert-decoder", "prediction head"),
+        ("nemotron", "does not pass it the row's packing"),
+    ],
 )
 def test_attention_that_packed_rows_cannot_give_is_refused(family, why):
     with pytest.raises(Unfit, match=why):
         tried(network(family))
-
-
-def test_layers_that_lose_the_packing_are_refused():
-    with pytest.raises(Unfit, match="does not pass it the row's packing"):
-        tried(network("nemotron"))
 
 
 def test_a_window_in_the_mask_alone_is_refused_unless_no_sequence_reaches_it():

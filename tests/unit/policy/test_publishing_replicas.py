@@ -74,14 +74,12 @@ def replica() -> Iterator[Replica]:
     made.out.publisher.close()
 
 
-def test_a_replica_that_feeds_nobody_makes_no_copy(replica: Replica) -> None:
+def test_a_replica_that_feeds_nobody_makes_no_copy_until_it_gets_receivers(
+    replica: Replica,
+) -> None:
     replica.feed(OTHER)
     replica.commit()
     assert not replica.copies() and not replica.out.work_due()
-
-
-def test_a_replica_that_gets_receivers_publishes_what_it_holds(replica: Replica) -> None:
-    replica.commit()
     replica.feed(OTHER, OWN)
     assert replica.out.work_due()
     replica.out.serve()
