@@ -17,7 +17,6 @@ from paceline_launcher.cli.common import (
     is_number,
     print_json,
 )
-from paceline_launcher.cli.plan_memory import gpu_names
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -72,7 +71,7 @@ def pace(
     ] = "16,32,64,128",
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="GPU, such as h100.", autocompletion=gpu_names),
+        typer.Option(metavar="NAME", help="GPU, such as h100."),
     ] = None,
     times: Annotated[
         Path | None,
@@ -123,7 +122,7 @@ def pace(
     if times is not None and from_run:
         raise BadInput("--times and --from-run both give times: give one of them")
     if gpu is None:
-        raise BadInput(f"--gpu: give the GPU to plan for: one of {', '.join(gpu_names())}")
+        raise BadInput(f"--gpu: give the GPU to plan for: one of {', '.join(SPEEDS)}")
     resolved = load_config(config, overrides or ())
     if resolved.recorded:
         raise BadInput(f"{config}: its data is recorded: it has no engines to plan")
