@@ -22,7 +22,10 @@ Nothing here is journalled. A new leader gives every worker a full lease and lea
 the reports. It forms no new mesh before every living member of a broken one has reported.
 """
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from controller.ledger import Ledger
 from controller.ledger import decisions as cmd
@@ -151,8 +154,9 @@ class Liveness:
         self._watch_mesh(state, now)
         commands: list[Command[None]] = []
         dead: set[Key] = set()
+        lost = cache(lambda: self._lost_hosts(state, now))  # Only if a worker is silent, and once
         for key, pulse in sorted(self.pulses.items(), key=lambda item: item[1].progress_t):
-            verdict = self._verdict(state, key, pulse, now)
+            verdict = self._verdict(state, key, pulse, now, lost)
             if verdict is not None:
                 how, detail, cause = verdict
                 dead.add(key)
@@ -211,13 +215,18 @@ class Liveness:
         pulse.unnamed = unnamed
 
     def _verdict(
-        self, state: State, key: Key, pulse: Pulse, now: float
+        self,
+        state: State,
+        key: Key,
+        pulse: Pulse,
+        now: float,
+        lost_hosts: Callable[[], Mapping[str, int]],
     ) -> tuple[DeathCause, str, FaultCause] | None:
         silent_s = now - pulse.heard_t
         if silent_s >= self._lease_s:
             why = f"no report for {silent_s:.1f} s"
             host = state.fleet.workers[key[0]].host
-            if (lost := self._lost_on(host, state, now)) > 1:
+            if (lost := lost_hosts().get(host, 0)) > 1:
                 why += f", as are all {lost} workers of host {host}"
                 return DeathCause.LEASE, why, FaultCause.HOST_LOST
             return DeathCause.LEASE, why, FaultCause.HEARTBEAT_SILENCE
@@ -236,20 +245,18 @@ class Liveness:
             return DeathCause.WEDGED, why, FaultCause.WEDGED
         return None
 
-    def _lost_on(self, host: str, state: State, now: float) -> int:
-        """Workers of ``host`` if all of them are silent, and one of another host is not; else 0."""
-        lost, others = 0, False
+    def _lost_hosts(self, state: State, now: float) -> dict[str, int]:
+        """Workers of each host of which all are silent; none if no other host is heard."""
+        silent: Counter[str] = Counter()
+        heard: set[str] = set()
         for worker in state.fleet.workers.values():
             pulse = self.pulses.get((worker.worker_id, worker.incarnation))
-            quiet = pulse is None or now - pulse.heard_t >= self._lease_s / 2
-            if worker.host != host:
-                others = others or (worker.alive and not quiet)
+            if worker.alive and pulse is not None and now - pulse.heard_t < self._lease_s / 2:
+                heard.add(worker.host)
             # Of a host that is lost some may have been declared dead a moment ago.
             elif worker.alive or worker.death is FaultCause.HOST_LOST:
-                if not quiet:
-                    return 0
-                lost += 1
-        return lost if others else 0
+                silent[worker.host] += 1
+        return {host: n for host, n in silent.items() if heard and host not in heard}
 
     @property
     def _lease_s(self) -> float:

@@ -1,5 +1,6 @@
 """Who is declared dead, on what evidence, and who is not."""
 
+from collections.abc import ValuesView
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import pytest
 
 from controller.fleet.liveness import FORM_DELAY_S, Liveness
 from controller.ledger import decisions as cmd
+from controller.ledger.state.fleet import Worker
 from tests.fixtures.ledgers import Driven
 
 LIMITS = SimpleNamespace(lease_ttl_s=5.0, suspect_grace_s=1.0, wedged_after_s=60.0)
@@ -250,3 +252,20 @@ def test_a_host_is_lost_if_all_of_its_workers_fall_silent_and_others_do_not(
         workers[worker_id].host = "b"
     watched.wait(6.0, *heard)
     assert {name: str(w.death) for name, w in workers.items() if not w.alive} == causes
+
+
+def test_hosts_are_counted_once_in_a_tick_however_many_workers_are_silent() -> None:
+    class Counted(dict[str, Worker]):
+        looks = 0
+
+        def values(self) -> ValuesView[str, Worker]:  # type: ignore[override]
+            self.looks += 1
+            return super().values()
+
+    watched = Watched("p0", "p1", "p2", "p3")
+    fleet = watched.run.state.fleet
+    fleet.workers = workers = Counted(fleet.workers)
+    watched.wait(4.8, "r0")
+    watched.now, workers.looks = 5.0, 0
+    assert len(watched.liveness.tick(watched.run.ledger, watched.now)) == 4
+    assert workers.looks == 2
