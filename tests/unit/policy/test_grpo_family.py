@@ -156,57 +156,40 @@ def covariance_batch() -> Any:
     return decode([group]), np.array([2.0, 2.0, 2.0, -3.0, -3.0], np.float32)
 
 
-def test_the_tokens_of_the_largest_covariance_are_chosen() -> None:
+def test_tokens_of_the_largest_covariance_in_its_range_are_chosen_and_no_untrained_ones() -> None:
     batch, advantage = covariance_batch()
     centred = (batch.behaviour - batch.behaviour.mean()) * (advantage - advantage.mean())
+    trained = np.ones(5, np.float32)
     loss = LossConfig(covariance="kl", covariance_share=0.4)
-    chosen = chosen_tokens(batch, advantage, np.ones(5, np.float32), loss)
+    chosen = chosen_tokens(batch, advantage, trained, loss)
     assert chosen.sum() == 2 and set(np.flatnonzero(chosen)) == set(np.argsort(-centred)[:2])
-
-
-def test_a_group_of_equal_rewards_has_no_tokens_of_large_covariance() -> None:
-    batch, _ = covariance_batch()
-    loss = LossConfig(covariance="kl", covariance_share=1.0)
-    assert not chosen_tokens(batch, np.zeros(5, np.float32), np.ones(5, np.float32), loss).any()
-
-
-def test_of_equal_covariances_no_place_is_preferred() -> None:
-    groups = [
-        make_group(
-            f"t{n}", [1], [[n, 2, 3], [4, 5, n]], [1.0, 0.0], logprobs=[[-1, -1, -1], [-2, -2, -2]]
-        )
-        for n in range(200)
-    ]
-    advantage = np.tile(np.array([1, 1, 1, -1, -1, -1], np.float32), 200)
-    loss = LossConfig(covariance="kl", covariance_share=1 / 6)
-    chosen = chosen_tokens(decode(groups), advantage, np.ones(1200, np.float32), loss)
-    by_place = chosen.reshape(200, 6).mean(0)
-    assert by_place.max() < 0.3, by_place
-
-
-def test_tokens_are_chosen_from_the_range_only_and_never_untrained_ones() -> None:
-    batch, advantage = covariance_batch()
-    centred = (batch.behaviour - batch.behaviour.mean()) * (advantage - advantage.mean())
+    assert not chosen_tokens(batch, np.zeros(5, np.float32), trained, loss).any(), "equal rewards"
     loss = LossConfig(covariance="clip", covariance_share=1.0, covariance_range=(0.5, 100.0))
-    everything = chosen_tokens(batch, advantage, np.ones(5, np.float32), loss)
+    everything = chosen_tokens(batch, advantage, trained, loss)
     assert (everything == (centred >= 0.5)).all() and 0 < everything.sum() < 5
     first = int(np.flatnonzero(everything)[0])
-    trained = np.ones(5, np.float32)
     trained[first] = 0
     assert chosen_tokens(batch, advantage, trained, loss)[first] == 0
 
 
-def test_a_small_share_is_right_over_many_groups() -> None:
-    uneven = [[-0.1, -3.0, -1.0], [-2.5, -0.2]]
+@pytest.mark.parametrize(
+    ("logprobs", "share"),
+    [([[-1, -1, -1], [-2, -2, -2]], 1 / 6), ([[-0.1, -3.0, -1.0], [-2.5, -0.2, -1.0]], 0.1)],
+)
+def test_a_small_share_is_right_over_many_groups_and_prefers_no_equal_place(
+    logprobs: list[list[float]], share: float
+) -> None:
     groups = [
-        make_group(f"t{n}", [1], [[n % 17, 3, n % 5], [5, n % 11]], [1.0, 0.0], logprobs=uneven)
+        make_group(f"t{n}", [1], [[n, 2, 3], [4, 5, n]], [1.0, 0.0], logprobs=logprobs)
         for n in range(400)
     ]
-    batch = decode(groups)
-    advantage = np.tile(np.array([1, 1, 1, -1, -1], np.float32), 400)
-    loss = LossConfig(covariance="kl", covariance_share=0.1)
-    share = chosen_tokens(batch, advantage, np.ones(2000, np.float32), loss).mean()
-    assert share == pytest.approx(0.1, abs=0.02)
+    advantage = np.tile(np.array([1, 1, 1, -1, -1, -1], np.float32), 400)
+    loss = LossConfig(covariance="kl", covariance_share=share)
+    chosen = chosen_tokens(decode(groups), advantage, np.ones(2400, np.float32), loss)
+    assert chosen.mean() == pytest.approx(share, abs=0.02)
+    if share == 1 / 6:
+        by_place = chosen.reshape(400, 6).mean(0)
+        assert by_place.max() < 0.3, by_place
 
 
 def chosen_gradient(covariance: str) -> tuple[Tensor, Tensor]:

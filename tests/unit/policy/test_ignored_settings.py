@@ -1,7 +1,6 @@
 """Settings that an objective does not read: the list of them is true, and none is ignored without a
 word."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from paceline.config.load import ConfigError, load_config
-from paceline.config.objectives import BUILT_IN, TERMS
+from paceline.config.objectives import BUILT_IN
 from paceline.v1 import rollout_pb2
 from paceline_launcher.cli import app
 from policy_worker.conformance import toy_config
 from policy_worker.toy_step import ToyStep
+from tests.fixtures.policy_models import RECORDED_PAIRS, make_config
 
 OTHER: dict[str, dict[str, Any]] = {
     "aggregation": {"aggregation": "dr_grpo"},
@@ -68,49 +67,40 @@ def test_what_is_listed_changes_no_gradient_and_the_rest_does(algorithm: str) ->
     assert listed <= {*OTHER, "reference"}
 
 
-FIELDS = {
-    "sft": 'completion_field = "answer"',
-    "reward_model": 'chosen_field = "a"\nrejected_field = "b"',
+SECTIONS: dict[str, dict[str, Any]] = {
+    "sft": {
+        "data": {"path": "unused", "completion_field": "answer"},
+        "rollout": {"source": "recorded", "group_size": 1},
+    },
+    "reward_model": RECORDED_PAIRS,
 }
 
 
-def written(tmp_path: Path, algorithm: str, **train: Any) -> Path:
-    recorded = 'source = "recorded"' if algorithm in FIELDS else ""
-    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in train.items())
-    path = tmp_path / "run.toml"
-    path.write_text(
-        f'[model]\npath = "m"\n[data]\npath = "d"\n{FIELDS.get(algorithm, "")}\n[rollout]\n'
-        f'{recorded}\n[train]\nalgorithm = "{algorithm}"\n[train.loss]\n{lines}'
-    )
-    return path
-
-
-CASES = [
-    ("ppo", {"overlong_filter": True}),
-    ("ppo", {"covariance": "kl"}),
-    ("dpo", {"overlong_filter": True}),
-    ("dpo", {"entropy_coef": 0.01}),
-    ("sft", {"covariance": "clip"}),
-    ("sft", {"kl_coef": 0.1}),
-    ("reward_model", {"covariance": "clip"}),
-]
-
-
-@pytest.mark.parametrize(("algorithm", "train"), CASES)
+@pytest.mark.parametrize(
+    ("algorithm", "name", "value"),
+    [
+        ("ppo", "overlong_filter", True),
+        ("ppo", "covariance", "kl"),
+        ("dpo", "overlong_filter", True),
+        ("dpo", "entropy_coef", 0.01),
+        ("reward_model", "covariance", "clip"),
+        ("sft", "covariance", "clip"),
+        ("sft", "kl_coef", 0.1),
+    ],
+)
 def test_a_term_that_the_loss_does_not_have_is_refused_with_the_remedy(
-    algorithm: str, train: dict[str, Any], tmp_path: Path
+    algorithm: str, name: str, value: Any
 ) -> None:
-    (name,) = train
-    assert name in TERMS
-    path = written(tmp_path, algorithm, **train)
-    with pytest.raises(
-        ConfigError, match=rf"line \d+: train\.loss\.{name}: .*{algorithm}.* Remove it"
-    ):
-        load_config(path)
+    with pytest.raises(ValueError, match=rf"train\.loss\.{name}: .*{algorithm}.* Remove it"):
+        make_config(train={"algorithm": algorithm, name: value}, **SECTIONS.get(algorithm, {}))
 
 
 def test_a_detail_that_nothing_reads_is_a_warning_of_the_check(tmp_path: Path) -> None:
-    path = written(tmp_path, "dpo", clip_high=0.3, aggregation="dr_grpo")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[model]\npath = "m"\n[data]\npath = "d"\n[train]\nalgorithm = "dpo"\n'
+        '[train.loss]\nclip_high = 0.3\naggregation = "dr_grpo"\n'
+    )
     done = CliRunner().invoke(app, ["config", "check", "--settings-only", str(path)])
     assert done.exit_code == 0, done.output
     said = " ".join(done.stderr.split())

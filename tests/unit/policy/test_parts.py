@@ -1,7 +1,5 @@
 """Parts of a state: scalar heads, and everything that must hold, move and save all of them."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -107,17 +105,14 @@ def test_the_head_of_a_language_model_is_zero_and_that_of_a_classifier_is_kept(m
     )
 
 
-def test_a_classifier_of_several_labels_is_refused_with_the_setting(model, tmp_path):
+def test_a_scalar_part_that_cannot_be_is_one_line_that_names_its_setting(model, tmp_path):
+    with pytest.raises(ModelError, match=r"^objective.critic_path = .*no such directory"):
+        load_critic(tmp_path / "none")
     AutoModelForSequenceClassification.from_pretrained(model, num_labels=3).save_pretrained(
         tmp_path
     )
     with pytest.raises(ModelError, match=r"objective.critic_path = .*3 labels.*num_labels = 1"):
         load_critic(tmp_path)
-
-
-def test_an_unreadable_scalar_part_is_one_line_that_names_its_setting(model, tmp_path):
-    with pytest.raises(ModelError, match=r"^objective.critic_path = .*no such directory"):
-        load_critic(tmp_path / "none")
 
 
 # ---- the whole state
@@ -161,27 +156,6 @@ def test_a_part_whose_gradient_is_not_finite_leaves_all_parts_as_they_are(model)
     trainer._norms["critic"] = float("nan")
     trainer.commit(3, 1e-2)
     assert_same_bits(before, all_bits(trainer.state))
-
-
-def test_a_checkpoint_holds_all_parts_bit_for_bit(model, tmp_path):
-    trainer = trained(config_of(model))
-    trainer.attach(tmp_path)
-    trainer.state.scalars["moment"].fill_(0.25)
-    saved = trainer.save().result(60)
-    names = {
-        part["name"]: part for part in json.loads((saved.path / "meta.json").read_text())["parts"]
-    }
-    assert names["critic"] == {"name": "critic", "head": "scalar", "path": model}
-    again = Trainer(config_of(model), CPU)
-    again.attach(tmp_path)
-    again.restore(str(saved.path), 2, 2)
-    assert_same_bits(all_bits(trainer.state), all_bits(again.state))
-    assert again.digest() == trainer.digest()
-    # The curve goes on as if nothing had happened.
-    for each in (trainer, again):
-        form_alone(each, 2)
-        train(each, 3)
-    assert_same_bits(all_bits(trainer.state), all_bits(again.state))
 
 
 @pytest.mark.parametrize("changed", ["weight", "scalar"])
@@ -229,32 +203,30 @@ def published_by(trainer: Trainer) -> set[str]:
     return {spec.name for spec in newest.manifest.specs}
 
 
-def test_a_run_begins_with_the_policy_of_a_run_that_had_no_critic(model, tmp_path):
-    plain = trained(config_of(model, "grpo"))
-    plain.attach(tmp_path)
-    path = plain.save().result(60).path
-    both = Trainer(config_of(model), CPU)
-    both.attach(tmp_path)
-    critic = {n: t.clone() for n, t in both.state.weights_of("critic")}
-    both.checkpointer.begin_with(both.state, path)
-    assert_same_bits(dict(plain.state.named_weights()), dict(both.state.weights_of("policy")))
-    assert_same_bits(critic, dict(both.state.weights_of("critic")))
+def saved(config, folder):
+    """A trainer after two steps, and the path of its checkpoint."""
+    trainer = trained(config)
+    trainer.attach(folder)
+    return trainer, trainer.save().result(60).path
 
 
-def test_a_run_without_a_critic_begins_with_the_policy_of_one_that_had_one(model, tmp_path):
-    both = trained(config_of(model))
-    both.attach(tmp_path)
-    path = both.save().result(60).path
-    plain = Trainer(config_of(model, "grpo"), CPU)
-    plain.attach(tmp_path)
-    plain.checkpointer.begin_with(plain.state, path)
-    assert_same_bits(dict(plain.state.named_weights()), dict(both.state.weights_of("policy")))
+@pytest.mark.parametrize(("before", "after"), [("grpo", BOTH), (BOTH, "grpo")])
+def test_a_run_begins_with_the_policy_of_another_and_with_a_critic_of_its_own(
+    model, tmp_path, before, after
+):
+    one, path = saved(config_of(model, before), tmp_path)
+    other = Trainer(config_of(model, after), CPU)
+    other.attach(tmp_path)
+    critic = {n: t.clone() for n, t in other.state.named_weights() if n.startswith("critic/")}
+    other.checkpointer.begin_with(other.state, path)
+    found = dict(other.state.named_weights())
+    assert_same_bits(dict(one.state.weights_of("policy")), dict(other.state.weights_of("policy")))
+    assert_same_bits(critic, {name: found[name] for name in critic})
+    assert bool(critic) == (after == BOTH)
 
 
 def test_a_policy_does_not_begin_with_a_reward_model(model, tmp_path):
-    reward = trained(config_of(model, ALONE))
-    reward.attach(tmp_path)
-    path = reward.save().result(60).path
+    _, path = saved(config_of(model, ALONE), tmp_path)
     plain = Trainer(config_of(model, "grpo"), CPU)
     plain.attach(tmp_path)
     with pytest.raises(CheckpointError, match="of another model"):
@@ -267,9 +239,7 @@ def test_a_policy_does_not_begin_with_a_reward_model(model, tmp_path):
 def test_an_exported_scalar_part_gives_the_same_numbers_in_transformers(
     model, tmp_path, algorithm, part
 ):
-    trainer = trained(config_of(model, algorithm))
-    trainer.attach(tmp_path)
-    path = trainer.save().result(60).path
+    trainer, path = saved(config_of(model, algorithm), tmp_path)
     out = export(path, None, tmp_path / "out", part=part)
     loaded = AutoModelForSequenceClassification.from_pretrained(out)
     mine = trainer.state.parts[part or "reward"]
@@ -279,9 +249,7 @@ def test_an_exported_scalar_part_gives_the_same_numbers_in_transformers(
 
 
 def test_a_part_that_is_not_there_is_named_with_those_that_are(model, tmp_path):
-    trainer = trained(config_of(model))
-    trainer.attach(tmp_path)
-    path = trainer.save().result(60).path
+    trainer, path = saved(config_of(model), tmp_path)
     with pytest.raises(ExportError, match="'judge': choose one of policy, critic"):
         export(path, None, tmp_path / "out", part="judge")
     policy = AutoModelForCausalLM.from_pretrained(export(path, None, tmp_path / "policy"))

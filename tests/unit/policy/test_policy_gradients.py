@@ -139,14 +139,6 @@ def test_the_effective_sample_size_is_that_of_the_weights_before_any_bound(bound
     assert total * total / (count * squares) == pytest.approx(expected, rel=1e-4)
 
 
-def test_rounds_order_and_small_micro_batches_change_nothing():
-    groups = random_groups(5, group_size=3, seed=4)
-    whole, _ = whole_step(make_config(), groups)
-    small = make_config(train={"tokens_per_microbatch": 20})
-    dealt, _ = whole_step(small, groups, groups[3:], groups[:1], groups[1:3])
-    close(dealt, whole)
-
-
 def test_skipping_zero_advantage_changes_no_gradient():
     groups = random_groups(4, group_size=3, seed=6)
     for completion in groups[1].completions:

@@ -326,6 +326,7 @@ def test_a_resumed_run_has_the_same_curve_bit_for_bit(model, tmp_path):
     for step in (3, 4):
         assert take_step(resumed, step) == take_step(trainer, step)
     assert_same_bits(all_bits(resumed.state), all_bits(trainer.state))
+    assert resumed.digest() == trainer.digest()
 
 
 def test_a_run_that_begins_again_has_the_numbers_of_the_start(model):

@@ -237,36 +237,32 @@ def test_the_reward_model_scores_the_last_token_of_each_completion(
 # ---- pairs
 
 
-def pairs_of(rewards: list[list[float]], *, every: bool, unusable: tuple[int, ...] = ()) -> Any:
-    flat_rewards = np.array([x for group in rewards for x in group])
-    usable = np.ones(len(flat_rewards), bool)
-    usable[list(unusable)] = False
-    sequences = np.array([len(group) for group in rewards])
-    found = form_pairs(flat_rewards, sequences, usable, every=every)
-    return list(zip(*(side.tolist() for side in found), strict=True))
-
-
 @pytest.mark.parametrize(
-    ("rewards", "every", "wanted"),
+    ("rewards", "every", "unusable", "wanted"),
     [
-        ([[0.5, 1.0, 0.0, 0.2], [0.0, 1.0], [3.0]], False, [(1, 2), (5, 4)]),
-        ([[1.0, 1.0, 1.0], [0.0, 0.0], [0.0, 1.0]], False, [(6, 5)]),
-        ([[1.0, 1.0, 1.0, 1.0]], True, []),
+        ([[0.5, 1.0, 0.0, 0.2], [0.0, 1.0], [3.0]], False, (), [(1, 2), (5, 4)]),
+        ([[1.0, 1.0, 1.0], [0.0, 0.0], [0.0, 1.0]], False, (), [(6, 5)]),
+        ([[1.0, 1.0, 1.0, 1.0]], True, (), []),
         # Of equal rewards the earlier counts as better.
-        ([[1.0, 0.0, 1.0, 0.0]], False, [(0, 3)]),
+        ([[1.0, 0.0, 1.0, 0.0]], False, (), [(0, 3)]),
         # All pairs are disjoint and go from the ends inwards.
-        ([[0.1, 0.4, 0.3, 0.2, 0.5]], True, [(4, 0), (1, 3)]),
-        ([[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]], True, [(0, 7), (3, 6), (4, 5)]),
+        ([[0.1, 0.4, 0.3, 0.2, 0.5]], True, (), [(4, 0), (1, 3)]),
+        ([[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]], True, (), [(0, 7), (3, 6), (4, 5)]),
+        # Completions without a trained token.
+        ([[1.0, 0.0, 0.5], [1.0, 0.0]], False, (0, 4), [(2, 1)]),
     ],
 )
 def test_the_better_and_the_worse_of_a_group_make_pairs(
-    rewards: list[list[float]], every: bool, wanted: list[tuple[int, int]]
+    rewards: list[list[float]],
+    every: bool,
+    unusable: tuple[int, ...],
+    wanted: list[tuple[int, int]],
 ) -> None:
-    assert pairs_of(rewards, every=every) == wanted
-
-
-def test_a_completion_without_a_trained_token_is_in_no_pair() -> None:
-    assert pairs_of([[1.0, 0.0, 0.5], [1.0, 0.0]], every=False, unusable=(0, 4)) == [(2, 1)]
+    usable = np.ones(sum(map(len, rewards)), bool)
+    usable[list(unusable)] = False
+    sizes = np.array([len(group) for group in rewards])
+    found = form_pairs(np.concatenate(rewards), sizes, usable, every=every)
+    assert list(zip(*(side.tolist() for side in found), strict=True)) == wanted
 
 
 def test_pair_weights_make_the_mean_over_the_pairs_that_a_step_could_have() -> None:
