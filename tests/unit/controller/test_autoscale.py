@@ -138,14 +138,27 @@ def test_the_slower_role_grows(
     assert found is None or "50% of the time" in found.why
 
 
-def observe(scaler: Autoscaler, times: int, starved: float, **how) -> Proposal | None:
+MET = WorkerCounts(1, 2)
+
+
+def observe(
+    scaler: Autoscaler,
+    times: int,
+    starved: float,
+    counts: WorkerCounts = MET,
+    settled: bool = True,
+) -> Proposal | None:
     for _ in range(times):
-        scaler.observe(how.get("counts", WorkerCounts(1, 2)), Waits(starved, 0.0), settled=True)
+        scaler.observe(counts, Waits(starved, 0.0), settled=settled)
     return scaler.proposal
 
 
-def test_one_measurement_is_not_enough_and_a_contradiction_starts_over() -> None:
-    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3)
+@pytest.fixture
+def scaler() -> Autoscaler:
+    return Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3)
+
+
+def test_one_measurement_is_not_enough_and_a_contradiction_starts_over(scaler: Autoscaler) -> None:
     observe(scaler, 1, 0.5)  # meets the fleet
     assert observe(scaler, 3, 0.5) is None
     assert observe(scaler, 3, 0.0) is None
@@ -154,20 +167,12 @@ def test_one_measurement_is_not_enough_and_a_contradiction_starts_over() -> None
     assert observe(scaler, 3, 0.0) is None, "a proposal that no longer holds stays"
 
 
-def test_after_a_change_it_waits_before_it_measures() -> None:
-    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3)
-    observe(scaler, 7, 0.5)
-    assert scaler.proposal is not None
+def test_after_a_change_it_waits_before_it_measures(scaler: Autoscaler) -> None:
+    assert observe(scaler, 7, 0.5) is not None
     more = WorkerCounts(1, 4)
-    assert observe(scaler, 1 + 3 + 5, 0.5, counts=more) is None
+    assert observe(scaler, 20, 0.8, counts=more, settled=False) is None, "workers are starting"
+    assert observe(scaler, 3 + 5, 0.5, counts=more) is None
     assert observe(scaler, 1, 0.5, counts=more) is not None
-
-
-def test_while_workers_are_still_starting_nothing_is_measured() -> None:
-    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3)
-    for _ in range(20):
-        scaler.observe(WorkerCounts(1, 4), Waits(0.8, 0.0), settled=False)
-    assert scaler.proposal is None
 
 
 POOL = "scorer:helpful"
@@ -257,25 +262,24 @@ def test_a_model_is_loaded_by_any_request_and_a_judges_url_by_a_batch() -> None:
     assert (pace.scorer, pace.scorers) == (POOL, 2)
 
 
-def test_trainers_that_wait_for_scores_get_more_scorers_and_no_rollout_workers() -> None:
-    leader = leader_of(at_work(), MODEL, queued=4.0)
-    measured(leader)
-    assert leader.proposal.desired == {"policy": 1, "rollout": 1, POOL: 2}
-    assert POOL in leader.proposal.why
-
-
-def test_scorers_that_idle_are_not_grown() -> None:
-    leader = leader_of(at_work(), MODEL, queued=0.0)
-    measured(leader)
-    assert leader.proposal is None or leader.proposal.scorers == {}
-
-
-def test_a_scorer_that_is_missing_is_awaited_first() -> None:
+@pytest.mark.parametrize(
+    ("queued", "wanted", "proposed"),
+    [(4.0, 1, {POOL: 2}), (0.0, 1, {}), (4.0, 2, {})],
+    ids=["all wait for scores", "scorers idle", "one is missing and awaited first"],
+)
+def test_trainers_that_wait_for_scores_get_more_scorers_and_no_rollout_workers(
+    queued: float, wanted: int, proposed: dict[str, int]
+) -> None:
     run = at_work()
-    run.state.desired[POOL] = 2
-    leader = leader_of(run, MODEL, queued=4.0)
+    run.state.desired[POOL] = wanted
+    leader = leader_of(run, MODEL, queued)
     measured(leader)
-    assert leader.proposal is None
+    assert (leader.proposal.scorers if leader.proposal else {}) == proposed
+    if proposed:
+        assert leader.proposal.desired == {"policy": 1, "rollout": 1, **proposed}
+        assert POOL in leader.proposal.why
+    if wanted > 1:
+        assert leader.proposal is None
 
 
 @pytest.mark.parametrize("most", [None, 4])

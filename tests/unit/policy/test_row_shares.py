@@ -114,45 +114,38 @@ def sequences_of(groups: Sequence[Any]) -> list[tuple[str, bytes]]:
     return sorted((g.task.task_id, c.tokens) for g in groups for c in g.completions)
 
 
-def test_each_rank_reads_its_groups_alone_and_all_sequences_are_computed_once() -> None:
-    groups = informative(6, shortest=5, longest=6)
-    reading = Reading(groups, 3)
-    shares = reading.take(limit=40)
-    assert sorted(task for read in reading.read for task in read) == [f"t{n}" for n in range(6)]
-    assert all(len(read) == 2 for read in reading.read), reading.read
-    assert counted(shares) == sequences_of(groups)
-    assert reading.gathers == 1
-    assert {share.rounds for share in shares} == {max(len(share.rows) for share in shares)}  # type: ignore[union-attr]
-    assert {share.trained for share in shares} == {24}  # type: ignore[union-attr]
-
-
-def test_rows_of_a_large_group_stay_with_one_rank() -> None:
+@pytest.mark.parametrize(
+    ("count", "length", "ranks", "limit"),
+    [(6, 6, 3, 40), (4, 9, 4, 16)],
+    ids=["groups in a row", "rows of a group stay with one rank"],
+)
+def test_each_rank_reads_its_groups_alone_and_all_sequences_are_computed_once(
+    count: int, length: int, ranks: int, limit: int
+) -> None:
     """Four groups of four rows on four ranks: dealt row by row, every rank would read every
     group."""
-    groups = informative(4, shortest=9, longest=9)
-    reading = Reading(groups, 4)
-    shares = reading.take(limit=16)
-    assert [len(read) for read in reading.read] == [1, 1, 1, 1]
+    groups = informative(count, shortest=length, longest=length)
+    reading = Reading(groups, ranks)
+    shares: Any = reading.take(limit)
+    assert sorted(task for read in reading.read for task in read) == [f"t{n}" for n in range(count)]
+    assert {len(read) for read in reading.read} == {count // ranks}, reading.read
     assert counted(shares) == sequences_of(groups)
+    assert reading.gathers == 1
+    assert {share.rounds for share in shares} == {max(len(share.rows) for share in shares)}
+    assert {share.trained for share in shares} == {4 * count}
 
 
-def test_one_group_is_shared_by_all_ranks() -> None:
-    groups = informative(1)
-    reading = Reading(groups, 3)
-    shares = reading.take(limit=1000)
-    assert reading.read == [["t0"]] * 3
-    assert counted(shares) == sequences_of(groups)
-    assert {share.trained for share in shares} == {4}, "counted by one rank alone"  # type: ignore[union-attr]
-    assert [len(share.owned) for share in shares] == [1, 0, 0]  # type: ignore[union-attr]
-
-
-def test_a_rank_without_a_row_takes_part_with_one_that_others_count() -> None:
-    groups = informative(1, size=2)
+@pytest.mark.parametrize("size", [2, 4])
+def test_one_group_is_shared_by_all_ranks_and_one_without_a_row_takes_part(size: int) -> None:
+    groups = informative(1, size)
     reading = Reading(groups, 3)
     shares: Any = reading.take(limit=1000)
-    idle = [share for share in shares if not share.rows]
-    assert idle and all(len(share.filler) for share in idle)
+    assert reading.read == [["t0"]] * 3
     assert counted(shares) == sequences_of(groups)
+    assert {share.trained for share in shares} == {size}, "counted by one rank alone"
+    assert [len(share.owned) for share in shares] == [1, 0, 0]
+    idle = [share for share in shares if not share.rows]
+    assert bool(idle) == (size < 3) and all(len(share.filler) for share in idle)
 
 
 def test_sequences_without_a_gradient_are_left_out_and_the_rest_is_dealt_anew() -> None:

@@ -1,11 +1,13 @@
 """Weights that are read slice by slice are those that transformers reads, for every kind of head
 and of files."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from policy_worker.model.policy_model import empty_part, load_part
@@ -80,37 +82,24 @@ def test_slices_are_bit_for_bit_what_transformers_reads(
     ]
 
 
-@pytest.mark.parametrize("harm", ["renamed", "missing", "shape", "none", "garbage"])
+@pytest.mark.parametrize("harm", ["renamed", "missing", "shape", "none", "garbage", "headless"])
 def test_files_that_do_not_fit_are_left_to_transformers(
-    tied: str, tmp_path: Path, harm: str
+    tied: str, classifier: str, tmp_path: Path, harm: str
 ) -> None:
-    from safetensors.torch import load_file, save_file
-
-    make_tiny_model(tmp_path, hidden=32)
+    origin, part = (classifier, SCALAR) if harm == "headless" else (tied, LM)
+    shutil.copytree(origin, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    name = "model.layers.0.mlp.up_proj.weight"
-    if harm in ("renamed", "missing"):
+    name = "score.weight" if harm == "headless" else "model.layers.0.mlp.up_proj.weight"
+    if harm in ("renamed", "missing", "headless"):
         found = tensors.pop(name)
         tensors |= {"another.name": found} if harm == "renamed" else {}
     if harm == "shape":
         tensors[name] = tensors[name][1:].clone()
-    save_file(tensors, file)
-    if harm == "none":
-        file.unlink()
+    file.unlink()
     if harm == "garbage":
         file.write_bytes(b"no safetensors")
-    model = empty_part(LM, make_config(model=tied))
-    assert SlicedWeights.of(str(tmp_path), model, scalar=False) is None
-
-
-def test_a_classifier_without_its_head_is_left_to_transformers_which_refuses_it(
-    classifier: str, tmp_path: Path
-) -> None:
-    from safetensors.torch import load_file, save_file
-
-    AutoModelForSequenceClassification.from_pretrained(classifier).save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    save_file({n: t for n, t in load_file(file).items() if n != "score.weight"}, file)
-    model = empty_part(SCALAR, make_config(model=str(tmp_path)))
-    assert SlicedWeights.of(str(tmp_path), model, scalar=True) is None
+    elif harm != "none":
+        save_file(tensors, file)
+    model = empty_part(part, make_config(model=origin))
+    assert SlicedWeights.of(str(tmp_path), model, scalar=part is SCALAR) is None

@@ -3,19 +3,11 @@ continued."""
 
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 
 from paceline.process.kernel_state import kernel_state
 from paceline.process.waits import WaitKind
 from policy_worker.control_plane import StuckRanks
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from testbed.redis.external_redis import until
 
 
 def stopped(pid: int) -> bool:
