@@ -82,13 +82,10 @@ def test_each_loss_is_that_of_trl(case: str, train: dict[str, Any]) -> None:
     torch.testing.assert_close(gradient, wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_rloo_on_policy_has_the_gradient_of_trl() -> None:
+def test_rloo_is_that_of_trl_and_off_policy_weighs_each_token_with_its_truncated_ratio() -> None:
     _, gradient = ours({"algorithm": "rloo"}, behaviour="logprobs")
     wanted = torch.tensor(TRL["cases"]["rloo on policy"]["gradient"])[KEEP]
     torch.testing.assert_close(gradient, wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_rloo_off_policy_weighs_each_token_with_its_truncated_ratio() -> None:
     _, gradient = ours({"algorithm": "rloo"})
     ratio = (flat("logprobs") - flat("old")).exp().clamp(max=2.0)
     owner = np.repeat(np.arange(len(LENGTH)), LENGTH)

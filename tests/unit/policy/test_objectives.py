@@ -13,7 +13,6 @@ from examples.own_objective.leave_one_out import LeaveOneOut
 from paceline.config.fields import Section
 from paceline.config.load import fleet_digest, run_digest
 from paceline.config.objectives import BUILT_IN
-from paceline.config.schema import Config
 from paceline.config.sections.objective_options import DpoOptions
 from paceline_launcher.cli import app
 from policy_worker.conformance import conformance
@@ -195,13 +194,10 @@ def test_options_are_those_of_the_class() -> None:
         check_options(WithOptions, "mine", {"beta": "much"})
 
 
-def with_objective(algorithm: str, **options: Any) -> Config:
-    return make_config(train={"algorithm": algorithm}, objective=options)
-
-
 def test_options_are_part_of_what_the_fleet_shares_and_the_run_is_fixed_to() -> None:
     without, one, other = (
-        with_objective("m:C", **options) for options in ({}, {"beta": 1}, {"beta": 2})
+        make_config(train={"algorithm": "m:C"}, objective=options)
+        for options in ({}, {"beta": 1}, {"beta": 2})
     )
     for digest in (fleet_digest, run_digest):
         assert len({digest(config)[0] for config in (without, one, other)}) == 3
