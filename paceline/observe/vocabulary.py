@@ -125,6 +125,7 @@ class FaultCause(StrEnum):
     REPLACED = "replaced"  # another process has taken its name
     HEARTBEAT_SILENCE = "heartbeat_silence"  # a symptom: nothing more is known
     UNATTRIBUTED = "unattributed"
+    LATE = "late"  # a leader that lost its lease, in the journals of earlier releases: never made
 
 
 ATTRIBUTED = frozenset(FaultCause) - {FaultCause.HEARTBEAT_SILENCE, FaultCause.UNATTRIBUTED}

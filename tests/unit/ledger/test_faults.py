@@ -261,3 +261,10 @@ def test_a_cause_that_is_found_later_takes_the_lost_time_along() -> None:
     report = faults.report()
     assert report["causes"]["network_partition"]["lost_s"] == pytest.approx(5.0)
     assert report["attributed_share"] == 1.0 and list(report["causes"]) == ["network_partition"]
+
+
+def test_a_cause_of_earlier_releases_is_still_read() -> None:
+    faults = Faults()
+    where = {"name": "controller-0", "host": "a", "pid": 1}
+    faults.take("ProcessFault", {"t": 1.0, "cause": "late", "detail": "", **where})
+    assert faults.by_cause == {"late": 1}
