@@ -139,6 +139,9 @@ class ArchiveReader:
                 # Among rows of the same attempt the one that was written last.
                 row = max(reversed(rows), key=lambda row: row["attempt"])
                 completions = json.loads(row.get("completions", "[]"))
+                for completion in completions:
+                    if "advantage" in completion:  # its name in earlier releases
+                        completion["relative_reward"] = completion.pop("advantage")
                 return {"prompt": "", **row, "completions": completions}
         return None
 

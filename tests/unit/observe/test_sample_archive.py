@@ -195,3 +195,11 @@ def test_a_repeated_question_reads_new_files_alone_and_a_deleted_file_is_no_matc
     assert read == [first.name, second.name, second.name]
     first.unlink()
     assert matches(search, "same") == {"t1"}
+
+
+def test_completions_of_earlier_releases_have_the_fields_of_now(tmp_path: Path) -> None:
+    old = {"text": "2", "reward": 1.0, "advantage": 0.5}
+    ArchiveWriter(tmp_path, 1, 1 << 30).write([row("t0", 1, completions=json.dumps([old]))])
+    found = ArchiveReader(tmp_path).group("t0")
+    assert found is not None
+    assert found["completions"] == [{"text": "2", "reward": 1.0, "relative_reward": 0.5}]
