@@ -56,12 +56,14 @@ def own_token(run_dir: Path) -> str:
     partial = path.with_name(f".token.{os.getpid()}")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(24) + "\n")
-    # Atomic, and only if there is none: the first of several processes wins.
-    with suppress(FileExistsError):
-        os.link(partial, path)
-    partial.unlink()
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(24) + "\n")
+        # Atomic, and only if there is none: the first of several processes wins.
+        with suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        partial.unlink()
     return _read(path, "")
 
 

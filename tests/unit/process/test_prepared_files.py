@@ -189,3 +189,16 @@ def test_a_weak_token_is_refused(
 def test_the_environment_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "0123456789abcdef")
     assert read_token(AuthConfig(token_file="/nowhere")) == "0123456789abcdef"
+
+
+def test_a_token_that_cannot_be_put_into_its_place_leaves_no_secret_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: Path) -> None:
+        raise PermissionError("this file system has no hard links")
+
+    monkeypatch.setattr(os, "link", no_links)
+    tmp_path.chmod(0o700)
+    with pytest.raises(PermissionError):
+        own_token(tmp_path)
+    assert list(tmp_path.iterdir()) == []
