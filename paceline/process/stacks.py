@@ -18,6 +18,7 @@ from typing import IO
 from paceline.process.kernel_state import kernel_state
 
 ANSWER_S = 3.0
+MOST_BYTES = 1 << 18
 QUIET_S = 0.5  # a dump is complete once the file has not grown for so long
 _SIGNAL = signal.SIGUSR2
 
@@ -94,7 +95,7 @@ def _grown(path: Path, before: int) -> str:
             size, since = now, time.monotonic()
     with path.open("rb") as file:
         file.seek(before)
-        return file.read().decode(errors="replace")
+        return file.read(MOST_BYTES).decode(errors="replace")
 
 
 def _catches(pid: int) -> bool:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from paceline.errors import BadInput
 from paceline.process.kernel_state import kernel_state
-from paceline.process.stacks import read_stacks, stacks_file
+from paceline.process.stacks import _grown, read_stacks, stacks_file
 from paceline_launcher.cli import app
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,3 +101,8 @@ def test_the_kernels_word_is_read_despite_a_strange_name(tmp_path: Path) -> None
     assert found is not None and found.uninterruptible and not found.stopped
     assert found.words == "in an uninterruptible wait"
     assert kernel_state(8, root=tmp_path) is None
+
+
+def test_a_file_that_others_fill_is_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "stacks").write_bytes(b"x" * (1 << 20))
+    assert len(_grown(tmp_path / "stacks", 0)) == 1 << 18
