@@ -22,6 +22,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -147,7 +148,7 @@ def _post(file: Path, body: bytes) -> str:
         urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
         return f"the webhook answered {error.code}"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         return f"the webhook did not answer ({type(error).__name__})"
     return ""
 

@@ -1,6 +1,7 @@
 """Alerts: what is worth one, and that each arrives across leaders, slow and dead receivers."""
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -246,3 +247,17 @@ def test_paceline_alerts_test_sends_one_and_says_what_is_wrong(
     receiver.status = 403
     refused = CliRunner().invoke(app, ["alerts", "test", str(config), *setting])
     assert refused.exit_code == 1 and "the webhook answered 403" in refused.stderr
+
+
+def test_a_webhook_that_speaks_no_http_has_not_taken_the_alert(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        (tmp_path / "webhook").write_text(f"http://127.0.0.1:{server.getsockname()[1]}/")
+        with pytest.raises(NotDelivered, match=r"did not answer \(BadStatusLine\)"):
+            deliver(AlertsConfig(webhook_file=str(tmp_path / "webhook")), {"kind": "end"})
