@@ -220,7 +220,6 @@ class Journal:
             while True:
                 if await _WRITTEN.run(self._redis, [], []):
                     break
-                # Redis does not notify clients once it has written, so poll.
                 await asyncio.sleep(WRITTEN_AGAIN_S)
         return verdict, detail
 

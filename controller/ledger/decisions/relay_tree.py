@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from controller.ledger.state.fleet import Fleet, Worker
 
 RELAY_FAULTS = 3
-"""Links from a relay that may break before no more are given to it. One is forgiven every few
-versions (Fleet.forgive), and all with the next tree."""
+"""Links from a relay that may break before no more are given to it. One is forgiven every
+``FORGIVEN_EVERY`` versions, and all with the next tree."""
 
 
 class RelayTree:
