@@ -31,6 +31,11 @@ from policy_worker.checkpoint.shards import read_shards, stored_tensors, weights
 MARKER = "paceline.json"
 """File that names an export's checkpoint. An existing directory is replaced only if it has one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_TOKENIZER_FILES = (
+    *("tokenizer*", "chat_template*", "added_tokens.json", "special_tokens_map.json"),
+    *("vocab.json", "vocab.txt", "merges.txt"),
+    *("*.tiktoken", "*spiece.model", "*sentencepiece.bpe.model"),
+)
 
 
 class ExportError(BadInput):
@@ -64,7 +69,9 @@ def export(
         meta = read_meta(checkpoint)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
-    parts = {found["name"]: found for found in meta["parts"]}
+    # Checkpoints of releases before parts name none.
+    policy = {"name": "policy", "head": "lm", "path": meta["model"]["path"]}
+    parts = {found["name"]: found for found in meta.get("parts") or [policy]}
     main = next(iter(parts))
     if (chosen := parts.get(main if part is None else part)) is None:
         raise ExportError(f"{checkpoint} has no part {part!r}: choose one of {', '.join(parts)}")
@@ -86,14 +93,7 @@ def export(
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             model.save_pretrained(partial)
             tokenizer = str(meta["model"]["tokenizer"] or source)
-            try:
-                found = AutoTokenizer.from_pretrained(
-                    tokenizer, trust_remote_code=trust_remote_code
-                )
-            except (OSError, ValueError) as error:
-                why = first_line(error)
-                raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({why})") from error
-            found.save_pretrained(partial)
+            _save_tokenizer(partial, tokenizer, trust_remote_code)
             if trust_remote_code:
                 for code in Path(source).glob("*.py"):
                     shutil.copyfile(code, partial / code.name)
@@ -142,3 +142,18 @@ def _model_of(
         model.generation_config = GenerationConfig.from_pretrained(source)
     model.config.dtype = next(iter(weights.values())).dtype
     return model
+
+
+def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
+    folder = Path(tokenizer)
+    if folder.is_dir():  # its files as they are: transformers would write another class
+        for pattern in _TOKENIZER_FILES:
+            for file in filter(Path.is_file, folder.glob(pattern)):
+                shutil.copyfile(file, out / file.name)
+        return
+    try:
+        found = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
+        found.save_pretrained(out)
+    except (OSError, ValueError) as error:
+        why = first_line(error)
+        raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({why})") from error

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,7 +50,20 @@ def test_exported_weights_equal_the_trained_bits(trained, tmp_path, dtype):
     assert tokenizer.encode("s12=") == AutoTokenizer.from_pretrained(config.model.path).encode(
         "s12="
     )
+    for file in Path(config.model.path).glob("tokenizer*"):
+        assert (out / file.name).read_bytes() == file.read_bytes(), file.name
     assert json.loads((out / MARKER).read_text())["step"] == 2
+
+
+def test_a_model_without_tokenizer_and_a_checkpoint_that_names_no_parts(trained, tmp_path):
+    config, _, checkpoint = trained
+    old, bare = tmp_path / "step-000002", tmp_path / "bare"
+    shutil.copytree(checkpoint, old)
+    shutil.copytree(config.model.path, bare, ignore=shutil.ignore_patterns("*token*", "vocab*"))
+    meta = json.loads((old / "meta.json").read_text())
+    del meta["parts"]
+    (old / "meta.json").write_text(json.dumps(meta))
+    assert (export(old, bare, tmp_path / "out") / "model.safetensors").exists()
 
 
 def test_the_command_takes_a_directory_of_checkpoints_and_says_nothing_beside_its_line(
