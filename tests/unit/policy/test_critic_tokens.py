@@ -23,12 +23,8 @@ def models(tmp_path_factory):
     swapped = make_tiny_model(folder / "swapped", vocab="0123456789=s", hidden=32)
     smaller = make_tiny_model(folder / "smaller", vocab="0123456789s", hidden=32)
     same = make_tiny_model(folder / "same", hidden=32, seed=1)
-    return {
-        "model": str(make_tiny_model(folder / "model", hidden=32)),
-        "swapped": str(swapped),
-        "smaller": str(smaller),
-        "same": str(same),
-    }
+    model = make_tiny_model(folder / "model", hidden=32)
+    return {path.name: str(path) for path in (model, swapped, smaller, same)}
 
 
 def config_with(models, critic):
@@ -64,23 +60,18 @@ def test_a_critic_that_is_not_there_is_named_before_anything_starts(models, tmp_
     assert found.startswith("objective.critic_path: ") and "no such directory" in found
 
 
-def test_padded_embeddings_of_one_tokenizer_do_not_matter(models, tmp_path):
+def test_tokens_make_a_difference_and_neither_padding_nor_what_nobody_can_read(models, tmp_path):
     padded = AutoModelForCausalLM.from_pretrained(models["model"])
     padded.resize_token_embeddings(64)
     padded.save_pretrained(tmp_path)
     assert "embeddings of 15 and 64" in difference(models["model"], str(tmp_path))
-    AutoTokenizer.from_pretrained(models["model"]).save_pretrained(tmp_path)
-    assert difference(models["model"], str(tmp_path)) == ""
-
-
-def test_a_token_that_was_added_is_a_difference(models, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(models["model"])
-    tokenizer.add_tokens(["<call>"])
     tokenizer.save_pretrained(tmp_path)
-    assert "'<call>'" in difference(models["model"], str(tmp_path))
-
-
-def test_tokenizers_that_nobody_can_read_are_no_difference(models, tmp_path):
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": 3}}))
-    assert difference(models["model"], str(tmp_path)) == ""
+    assert difference(models["model"], str(tmp_path)) == "", "embeddings of one tokenizer"
+    tokenizer.add_tokens(["<call>"])
+    tokenizer.save_pretrained(tmp_path / "more")
+    assert "'<call>'" in difference(models["model"], str(tmp_path / "more"))
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": 3}}))
+    assert difference(models["model"], str(tmp_path / "odd")) == ""
     assert difference(models["model"], "someone/not-downloaded") == ""

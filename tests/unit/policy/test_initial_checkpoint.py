@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointError
+from policy_worker.checkpoint.shards import stored_tensors
 from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.train_states import (
@@ -59,7 +60,7 @@ def test_a_run_begins_with_weights_and_moments_also_after_all_replicas_were_lost
 
 def test_without_fitting_moments_only_the_weights_are_taken_over(tmp_path, earlier, monkeypatch):
     bits, path = earlier
-    stored = {name: None for name in checkpoint_names(path) if not name.endswith("exp_avg_sq")}
+    stored = {name: None for name in stored_tensors(path) if not name.endswith("exp_avg_sq")}
     monkeypatch.setattr("policy_worker.checkpoint.checkpoint.stored_tensors", lambda folder: stored)
     trainer = trainer_of(beginning_with(tiny_config(tmp_path), path), tmp_path)
     trainer.restore("", 0, 0)
@@ -70,12 +71,6 @@ def test_without_fitting_moments_only_the_weights_are_taken_over(tmp_path, earli
         else:
             assert not tensor.any(), name
     trainer.close()
-
-
-def checkpoint_names(path):
-    from policy_worker.checkpoint.shards import stored_tensors
-
-    return stored_tensors(path).keys()
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path, earlier):
