@@ -171,26 +171,18 @@ def test_groups_of_which_the_plan_has_no_lengths_are_read_by_all() -> None:
     assert {share.trained for share in shares} == {12}  # type: ignore[union-attr]
 
 
-def test_what_one_rank_finds_lost_all_ranks_report() -> None:
+def test_what_one_rank_finds_all_report_and_a_lost_group_is_named_before_a_wrong_one() -> None:
     reading = Reading(informative(6, shortest=5, longest=6), 3)
+    whole = dict(reading.payloads)
     del reading.payloads["t1", 1], reading.payloads["t4", 1]
-    errors: Any = reading.take(limit=40)
-    for error in errors:
-        assert isinstance(error, BadGroup)
-        assert (error.fault, error.groups) == ("payload_lost", (("t1", 1), ("t4", 1)))
-
-
-def test_a_lost_group_is_named_before_one_that_is_wrong() -> None:
-    reading = Reading(informative(6, shortest=5, longest=6), 3)
-    del reading.payloads["t1", 1]
     reading.payloads["t2", 1] = b"other bytes"
-    errors: Any = reading.take(limit=40)
-    assert {error.groups for error in errors} == {(("t1", 1),)}
-    reading.payloads["t1", 1] = b"too"
-    errors = reading.take(limit=40)
-    assert {(error.fault, error.groups) for error in errors} == {
-        ("payload_invalid", (("t1", 1), ("t2", 1)))
-    }
+    lost = "payload_lost", (("t1", 1), ("t4", 1))
+    wrong = "payload_invalid", (("t1", 1), ("t2", 1))
+    for expected in (lost, wrong):
+        errors: Any = reading.take(limit=40)
+        assert all(isinstance(error, BadGroup) for error in errors)
+        assert {(error.fault, error.groups) for error in errors} == {expected}
+        reading.payloads |= {("t1", 1): b"too", ("t4", 1): whole["t4", 1]}
 
 
 def test_lengths_that_are_not_those_of_the_payload_are_found_out() -> None:

@@ -62,14 +62,6 @@ def test_flex_attention_computes_in_the_type_of_autocast():
     torch.testing.assert_close(*found, atol=5e-2, rtol=0)
 
 
-def test_the_configured_attention_is_the_models(tmp_path):
-    config = tiny_config(tmp_path)
-    for name, expected in (("sdpa", "paceline_packed"), ("flex", "paceline_flex")):
-        chosen = config.model.model_copy(update={"attention": name})
-        model = load_model(chosen.path, chosen, CPU)
-        assert model.config._attn_implementation == expected
-
-
 @pytest.mark.heavy
 def test_compiled_blocks_score_as_others(tmp_path):
     config = tiny_config(tmp_path).model
@@ -82,13 +74,18 @@ def test_compiled_blocks_score_as_others(tmp_path):
     torch.testing.assert_close(*found, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sdpa", "flex"])
-def test_a_model_loaded_later_brings_no_attention_back_into_compilation(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "expected"), [("sdpa", "paceline_packed"), ("flex", "paceline_flex")]
+)
+def test_a_model_loaded_later_has_its_attention_and_brings_none_into_compilation(
+    tmp_path, name, expected
+):
     config = tiny_config(tmp_path).model.model_copy(update={"attention": name})
     compiled = load_model(config.path, config.model_copy(update={"compile": True}), CPU)
     registered = compiled.config._attn_implementation
     attention = ALL_ATTENTION_FUNCTIONS[registered]
-    load_model(config.path, config, CPU)
+    later = load_model(config.path, config, CPU)
+    assert later.config._attn_implementation == expected
     assert ALL_ATTENTION_FUNCTIONS[registered] is attention
 
 
