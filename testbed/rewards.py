@@ -1,8 +1,6 @@
 """Reward functions that wait, as a sandbox or a judge does; that hang while a file is there; and
 one that crashes on one prompt and hangs on another, every time."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Steps, votes, deaths in the middle, checkpoints and rollbacks."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 
