@@ -48,8 +48,8 @@ FOREVER = timedelta(days=365)
 STOP = "stop"
 """Announced in place of an operation: the process exits."""
 CHILD_BEAT_S = 60.0
-"""Nobody needs to hear of children: the kernel closes the link of one that ends, and one that is
-stopped is reported by rank 0 (``StuckRanks``)."""
+"""Nobody needs to hear of children: rank 0 waits for the end of each, and one that is stopped is
+reported by rank 0 (``StuckRanks``)."""
 Child = subprocess.Popen[bytes]
 
 
@@ -216,12 +216,21 @@ def start_ranks(
             )
     lost = functools.partial(_end_with_child, children)
     life = RankLinks(links, beat_s=CHILD_BEAT_S, silence_s=math.inf, lost=lost)
+    for rank, child in children.items():
+        threading.Thread(target=_watch, args=(child, links[rank]), daemon=True).start()
     try:
         return RankGroup(settings, store, life, list(children.values()))
     except (RuntimeError, dist.DistError) as error:
         for child in children.values():
             child.kill()
         raise ReplicaBroken(f"the replica's ranks did not come together: {error}") from error
+
+
+def _watch(child: Child, link: socket.socket) -> None:
+    """Closes the link of a child that ends. A process that it forked may hold its end open."""
+    child.wait()
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 def _end_with_child(children: Mapping[int, Child], lost: RankLost) -> None:
@@ -239,6 +248,7 @@ def join_ranks() -> tuple[RankGroup, str]:
     settings = die_with_parent()
     torch.set_num_threads(settings.threads)
     link = socket.socket(fileno=settings.link)
+    link.set_inheritable(False)  # programs that this rank starts
     life = RankLinks({0: link}, beat_s=CHILD_BEAT_S, silence_s=math.inf)
     store = dist.TCPStore("127.0.0.1", settings.port, None, timeout=timedelta(minutes=5))
     return RankGroup(settings, store, life), settings.config

@@ -6,7 +6,8 @@ of epochs, farewells.
 
 - A link that closes without a farewell ("x"), or on which nothing came for the detection time, ends
   this process. So a rank that is killed, stopped or cut off ends all: rank 0 notices it, and its
-  own end closes the other links.
+  own end closes the other links. Children of rank 0 have no detection time: a stopped one ends
+  nothing, and none of them outlives rank 0 (``child_ranks``).
 - What has arrived is read before silence is judged: a process that stood still does not blame its
   peers for it.
 - A stopped process ends itself when it goes on: its links are closed by then.
@@ -50,9 +51,8 @@ class RankLost(Exception):
         self.rank = rank
 
 
-def end_process(lost: RankLost) -> None:
+def end_process(_: RankLost) -> None:
     """Ends this process at once: its other threads may wait in a collective for ever."""
-    event(log, "rank lost, replica ends", logging.ERROR, why=lost)
     logging.shutdown()
     os._exit(1)
 
@@ -128,6 +128,7 @@ class RankLinks:
             peer.link.close()
         self._all_left.set()
         if lost is not None:
+            event(log, "rank lost, replica ends", logging.ERROR, why=lost)
             self._lost(lost)
 
     def _serve(self) -> None:

@@ -30,14 +30,19 @@ def test_ranks_hear_the_leader_and_agree():
 def test_killing_a_rank_ends_the_whole_replica():
     """Within the minute that is waited for; the shortest time limit of a collective is half an
     hour."""
-    process, pids = _idle_replica()
+    process, pids = _idle_replica(forks=2)
+    (holds_its_link,) = psutil.Process(pids[2]).children()
     # Ctrl-C in a terminal reaches every rank; it is for the leader to decide what it means.
     for signum in (signal.SIGINT, signal.SIGTERM):
         os.kill(pids[1], signum)
     with pytest.raises(psutil.TimeoutExpired):
         psutil.Process(pids[1]).wait(0.2)
     os.kill(pids[2], signal.SIGKILL)
-    assert process.wait(patient(60)) == -signal.SIGKILL
+    try:
+        assert process.wait(patient(60)) == -signal.SIGKILL
+    finally:
+        holds_its_link.send_signal(signal.SIGKILL)
+    assert "rank lost, replica ends" in process.stderr.read()
     _gone(pids)
 
 
