@@ -112,6 +112,8 @@ def differences(ours: str, theirs: str) -> str:
         names = sorted(n for n in run | other if run.get(n) != other.get(n))
     except (ValueError, AttributeError, TypeError):
         return "one of them cannot be read"
+    if any(name in SECTIONS for name in names):
+        return "another release wrote one of them; finish the run with that release"
     told = [
         f"{name} is {run.get(name, default_of(name))!r} in the run, "
         f"{other.get(name, default_of(name))!r} here"

@@ -53,7 +53,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             places[field] = f"--set {override}"
             for depth in range(1, len(field)):
                 places.setdefault(field[:depth], f"--set {override}")
-        raise ConfigError("\n".join(_described(error, places, str(path)))) from None
+        problems = "\n".join(_described(error, places, str(path)))
+        # A run's own file: a release that knows all its settings has written it.
+        strange = re.search(r"^.* line \d+: \S+ (?=is not a setting)", problems, re.MULTILINE)
+        if strange and path.name == "config.toml" and (path.parent / "events.jsonl").is_file():
+            problems = (
+                f"{strange[0]}is a setting of another release, which wrote this run. Finish the "
+                "run with that release, or begin a new one"
+            )
+        raise ConfigError(problems) from None
 
 
 def _no_toml(path: Path, text: str, message: str) -> str:

@@ -42,7 +42,7 @@ def earlier_run(start: Start) -> Findings:
     try:
         before = load_config(kept)
     except ConfigError as error:
-        yield fail(f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
+        yield fail(str(error), f"Start another run with {elsewhere}")
         return
     ours, theirs = run_digest(before)[1], run_digest(config)[1]
     if ours != theirs:

@@ -61,7 +61,8 @@ class PayloadsConfig(Section):
         for url in self.urls:
             parts = urlsplit(url)
             is_directory = not parts.netloc and parts.path.startswith("/") and parts.path.strip("/")
-            names_one = is_directory if parts.scheme == "file" else parts.netloc
+            named = parts.netloc or parts.path.strip("/")
+            names_one = is_directory if parts.scheme == "file" else named
             if not parts.scheme or not (names_one or parts.scheme in REDIS_SCHEMES):
                 raise ValueError(
                     f"payloads.url: {url!r} names no store: use redis://HOST:PORT/0, file:///PATH "

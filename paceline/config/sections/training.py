@@ -36,6 +36,11 @@ from paceline.errors import did_you_mean
 LENGTHS = ("steps", "epochs", "max_samples")
 """Settings of [train] that say how long the run is; one of them is set."""
 DEFAULT_STEPS = 100
+TEMPLATE_ARGS = {
+    *("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "tokenize"),
+    *("continue_final_message", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+}
+"""Arguments of apply_chat_template that a run sets itself."""
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 
 BUILT_IN_REWARDS: Mapping[str, str] = {
@@ -234,6 +239,8 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _one_place(self) -> DataConfig:
+        if ours := sorted(self.chat_template_args.keys() & TEMPLATE_ARGS):
+            raise ValueError(f"data.chat_template_args: {ours[0]} is set by Paceline. Remove it")
         if (self.path is None) == (not self.sources):
             found = "are both set" if self.sources else "are both missing"
             raise ValueError(

@@ -86,6 +86,7 @@ def test_a_default_is_in_no_digest_and_is_named_if_it_differs() -> None:
     ours, theirs = fleet_digest(config_of())[1], fleet_digest(config_of(run={"seed": 3}))[1]
     assert "seed" not in ours
     assert differences(ours, theirs) == "run.seed is 0 in the run, 3 here"
+    assert "another release" in differences('{"run":{"seed":3}}', theirs)
     assert differences(ours, "nonsense") == "one of them cannot be read"
 
 

@@ -44,7 +44,12 @@ def test_overrides_are_typed_values_or_plain_text_and_none_unsets(tmp_path: Path
     assert (config.train.optimizer.lr, config.train.steps) == (1e-4, 7)
     assert (config.run.name, config.reward.functions) == ("night", ["math_verify"])
     # An environment that scores needs no answers.
-    unset = ["train.loss.tis_cap=none", "data.answer_field=none", "rollout.max_context=64"]
+    unset = [
+        "payloads.url=hdfs:///srv/x",
+        "train.loss.tis_cap=none",
+        "data.answer_field=none",
+        "rollout.max_context=64",
+    ]
     environment = "rollout.environment=examples.environments.guess_number:guess_number"
     config = load_config(path, [*unset, environment])
     assert config.train.loss.tis_cap is None and config.data.answer_field is None
@@ -92,6 +97,7 @@ REFUSED_OVERRIDES = [
     ("reward.functions={exact_match=nan}", "--set reward.functions={exact_match=nan}: "),
     ("train.loss.mask_ratio_token=[2.0, 0.5]", r"= \[2.0, 0.5\]: the lower bound is above"),
     ("rollout.group_size=1", "--set rollout.group_size=1: rollout.group_size = 1: an adv"),
+    ("data.chat_template_args={tokenize=true}", "tokenize is set by Paceline"),
     ("data.answer_field=none", "exact_match compares with the answer: set data.answer_field"),
 ]
 
@@ -150,6 +156,14 @@ def test_a_name_that_is_no_setting_is_said_with_what_was_meant(name: str, said: 
 def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
     said = refusal(tmp_path, MINIMAL + "[train]\nsteps = 0\nlrr = 1\n", "rollout.top_p=2")
     assert len(said.splitlines()) == 3
+
+
+def test_a_run_of_another_release_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"{MINIMAL}[rollout]\nopenai_sampling = true\nolder = 1\n")
+    (tmp_path / "events.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"^.* line 7: rollout\.openai_sampling .*release.*one$"):
+        load_config(path)
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
