@@ -40,6 +40,7 @@ class WeightLoader:
     replacing: bool = False
     """The version that the engine serves was never committed and is being replaced."""
     parity_failures: int = 0  # Of this incarnation
+    _distrusted: int = 0  # Failures of this process, whatever incarnation they came to
     parity_detail: str = ""  # Detail of the newest of them
     failures: int = 0  # Versions that came to this incarnation and could not be staged or loaded
     failure_detail: str = ""  # Detail of the newest of them
@@ -123,11 +124,11 @@ class WeightLoader:
     def _distrust(self, error: ParametersDiffer) -> None:
         """The engine serves nothing until the weights are loaded again, over a new link."""
         self.parity_failures += 1
+        self._distrusted += 1
         self.parity_detail = str(error)
-        failures = self.parity_failures
-        event(log, "parameters differ", logging.ERROR, failures=failures, detail=error)
+        event(log, "parameters differ", logging.ERROR, failures=self._distrusted, detail=error)
         self.tasks.hand_back("weights_differ", Stage.GENERATING)
         self.session.poke()
-        if failures >= PARITY_TRIES:
+        if self._distrusted >= PARITY_TRIES:
             why = f"parameters differed from the weights after {PARITY_TRIES} swaps: {error}"
             self.lifecycle.engine_failed(why)

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import common_pb2, rollout_pb2
 from paceline.weights.weight_link import WeightLink
 from rollout_worker import weight_receiver
+from rollout_worker.engine.base import ParametersDiffer
 from rollout_worker.held_tasks import HeldTasks, Stage
-from rollout_worker.weight_loading import WeightLoader
+from rollout_worker.weight_loading import PARITY_TRIES, WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 
 
@@ -32,6 +34,18 @@ def test_only_the_generation_of_an_evaluation_counts() -> None:
     assert row is not None and held.evaluating()
     row.stage = Stage.SCORING
     assert not held.evaluating(), "its tokens are there"
+
+
+async def test_failures_of_the_parameters_add_up_over_incarnations() -> None:
+    tasks, lifecycle, error = Mock(), Mock(), ParametersDiffer.of(4, ["w"])
+    tasks.engine = Mock(version=3, load_weights=AsyncMock(side_effect=error))
+    loader = WeightLoader(Mock(), tasks, lifecycle, asyncio.get_running_loop())
+    for _ in range(PARITY_TRIES):
+        assert not lifecycle.engine_failed.called
+        loader.new_incarnation()
+        with pytest.raises(ParametersDiffer):
+            await loader.load(Mock(version=4))
+    assert lifecycle.engine_failed.called
 
 
 class Receiving:
