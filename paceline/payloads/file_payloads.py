@@ -65,8 +65,8 @@ class FsspecPayloads:
         return names[0]
 
     async def missing(self, refs: Sequence[Ref]) -> Refs:
-        there = await self._each(refs, lambda ref: bool(self._files.exists(self._path(ref))))
-        return [ref for ref, found in zip(refs, there, strict=True) if not found]
+        lacks = await self._each(refs, self._lacks)
+        return [ref for ref, lacking in zip(refs, lacks, strict=True) if lacking]
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -82,6 +82,13 @@ class FsspecPayloads:
         with suppress(FileNotFoundError):
             return bytes(self._files.cat_file(self._path(ref)))
         return None
+
+    def _lacks(self, ref: Ref) -> bool:
+        # Not exists(), to which any error means that there is none.
+        with suppress(FileNotFoundError):
+            self._files.info(self._path(ref))
+            return False
+        return True
 
     def _remove(self, ref: Ref) -> None:
         with suppress(FileNotFoundError):
@@ -117,7 +124,9 @@ class FilePayloads(FsspecPayloads):
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError if the directory cannot be made."""
-        super().__init__(f"file://{directory.parent}", directory.name)
+        # Not as a URL: to fsspec, "::" in one chains file systems.
+        super().__init__("file:///", directory.name)
+        self._root = self._shown = str(directory)
         make_directory(directory)
 
     async def put(self, payloads: Mapping[Ref, bytes]) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from controller.export.exporters import RunFiles
+from paceline.ids import TaskId
 from paceline.observe.run_files import RunFileWriter, read_lines
 from paceline.payloads.file_payloads import FilePayloads
+from paceline.payloads.store import StoreUnavailable
 from testbed.patience import patient
 
 
@@ -77,6 +79,17 @@ async def test_a_deposed_leader_puts_no_files_back(tmp_path: Path) -> None:
     deposed.close()
     successor.close()
     assert positions(tmp_path) == ["1-0", "2-0"]
+
+
+async def test_a_payload_that_cannot_be_looked_for_is_not_missing(tmp_path: Path) -> None:
+    ref = TaskId("t1"), 1
+    store = FilePayloads(tmp_path / "a::b" / "run")
+    await store.put({ref: b"one"})
+    assert await store.missing([ref, (TaskId("t2"), 1)]) == [(TaskId("t2"), 1)]
+    (tmp_path / "a::b").rename(tmp_path / "c")
+    (tmp_path / "a::b").touch()
+    with pytest.raises(StoreUnavailable):
+        await store.missing([ref])
 
 
 async def test_payload_files_and_their_directory_are_synced_before_the_event_that_accepts_them(
