@@ -254,13 +254,13 @@ def test_a_worker_that_cannot_load_weights_is_named_with_the_reason() -> None:
     run = fleet(step_open=False)
     for failures, name in ((1, "r0"), (2, "r1")):
         state = cmd.Lifecycle.RUNNING, -1, 0, 0, ""
-        trouble = "weights not staged: out of memory: tried to allocate 2 GiB"
+        trouble = (
+            "weights not staged: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+        )
         run.do(cmd.observe(name, run.current[name], *state, failures, trouble))
     found = diagnose(evidence(run))
     assert (found.culprit.name, found.severity) == ("r1", Severity.ERROR)
-    assert "failed 2 times to load them, like 1 more (weights not staged: out of memory" in (
-        found.sentence
-    )
+    assert "failed 2 times to load them, like 1 more (weights not staged: OutOf" in found.sentence
     assert "more memory" in found.remedy
     run.train()
     run.observe("r0", loaded=1)
