@@ -206,16 +206,18 @@ class _Child:
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     """The JSON object of the next line; None at the end of the stream. Raises BadMessage."""
     try:
-        line = await reader.readline()
+        # Text of a reward may have no line end: it must not fill the memory first.
+        line = await reader.read(1)
+        if line not in (b"", b"{"):
+            raise BadMessage("no object")
+        line += await reader.readline()
         if not line.endswith(b"\n"):
             return None
-        message = json.loads(line)
+        message: dict[str, Any] = json.loads(line)
     except ConnectionError:
         return None
     except (ValueError, RecursionError) as error:
         raise BadMessage(str(error)) from None
-    if not isinstance(message, dict):
-        raise BadMessage("no object")
     return message
 
 

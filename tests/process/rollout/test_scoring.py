@@ -15,10 +15,12 @@ import pytest
 
 from paceline.config.sections.training import RewardConfig
 from rollout_worker.rewards import process as process_module
+from rollout_worker.rewards.child import BadMessage, read_message
 from rollout_worker.rewards.functions import Job, ScoringFailed, load
 from rollout_worker.rewards.process import OUTPUT_BYTES, ScoringProcess
 from rollout_worker.rewards.scoring import Scorer, Scores
 from testbed.fleets.controllers import until
+from testbed.patience import patient
 
 TIMEOUT_S = 1.5
 REWARDS = """
@@ -239,6 +241,13 @@ async def reason(scorer: Scorer, *completions: str) -> str:
         await scorer.score(job(*completions))
     assert "\n" not in str(failed.value)
     return failed.value.reason
+
+
+async def test_text_without_a_line_end_is_refused_at_once() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"text")
+    with pytest.raises(BadMessage):
+        await asyncio.wait_for(read_message(reader), patient(5))
 
 
 @pytest.mark.parametrize("processes", [0, 1])
