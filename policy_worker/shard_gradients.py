@@ -68,7 +68,8 @@ class ShardGradients:
                     self._alone.update(error.groups)
                     self.report.rest(f"step {plan.step}: fetching groups again")
                     continue  # no gradient is left: all of them again
-                fetched = time.monotonic()
+                if error.fault != "out_of_memory":  # found while they were fetched
+                    fetched = time.monotonic()
                 complete = self._reject(plan, error)
             return ShardResult(complete, fetched, time.monotonic())
 

@@ -266,7 +266,9 @@ class Trainer:
             try:
                 if fetch is not None:
                     payloads = fetch(keys)
-                elif self._payloads is not None:
+                elif self._payloads is None:
+                    raise RuntimeError("the trainer is attached to no payload store")
+                else:
                     payloads = self._payloads.fetch(
                         keys, lambda: self.replica.epoch_over(self._epoch)
                     )

@@ -191,10 +191,12 @@ class Checkpointer:
         stored = stored_tensors(path).keys()
         whole = targets.keys() == stored
         differs = f"model.initial_checkpoint: {path} is of another model than model.path"
-        here, there = (weights_of_part(names, "").keys() for names in (targets, stored))
-        if strange := sorted(here ^ there):
-            more = f"(names that differ: {len(strange)})"
-            raise CheckpointError(f"{differs}: {strange[0]} is in only one of them {more}")
+        for part in state.parts:
+            name = "" if part == state.main else part
+            here, there = (weights_of_part(names, name).keys() for names in (targets, stored))
+            if (strange := sorted(here ^ there)) and (there or not name):
+                more = f"(names that differ: {len(strange)})"
+                raise CheckpointError(f"{differs}: {strange[0]} is in only one of them {more}")
         if not whole:
             targets = {n: t for n, t in targets.items() if n in stored and n.startswith(WEIGHTS)}
         self._read(path, targets, differs)

@@ -154,6 +154,8 @@ class OutsideRank:
         own, theirs = self.config.run.name, hello.get("run")
         if theirs != own:
             return f"run.name is {own!r} on rank 0, {theirs!r} there: use the same file everywhere"
+        if not 0 < int(str(hello["rank"])) < self.place.size:
+            return f"there is no RANK={hello['rank']} beside rank 0"
         canonical = fleet_digest(self.config)[1]
         if hello.get("config") != canonical:
             what = differences(canonical, str(hello.get("config")))
@@ -176,6 +178,12 @@ class OutsideRank:
                 store = self._store(address, deadline)
                 store.set_timeout(timedelta(seconds=max(0.01, left_s)))
                 meeting = json.loads(store.get("rank0"))
+                if is_loopback(meeting["host"]) and not is_loopback(address):
+                    raise BadInput(
+                        f"rank 0 takes MASTER_ADDR={self.place.master} for its loopback interface "
+                        f"({meeting['host']}), where nobody else reaches it: set it to an address "
+                        "that means the same on every host"
+                    )
                 link = socket.create_connection((meeting["host"], meeting["port"]), timeout=HELLO_S)
                 if worker_id := self._introduce(link, meeting["identity"], deadline):
                     return store, {0: link}, meeting["identity"], worker_id

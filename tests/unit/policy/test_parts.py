@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from policy_worker.checkpoint.checkpoint import CheckpointError
 from policy_worker.checkpoint.export import ExportError, export
+from policy_worker.checkpoint.shards import WEIGHTS, stored_tensors
 from policy_worker.model.heads import values
 from policy_worker.model.policy_model import ModelError, load_model
 from policy_worker.objectives.batch import decode
@@ -231,6 +232,15 @@ def test_a_policy_does_not_begin_with_a_reward_model(model, tmp_path):
     plain.attach(tmp_path)
     with pytest.raises(CheckpointError, match="of another model"):
         plain.checkpointer.begin_with(plain.state, path)
+
+
+def test_a_critic_of_another_architecture_is_not_half_loaded(model, tmp_path, monkeypatch):
+    trainer, path = saved(config_of(model), tmp_path)
+    lacks = stored_tensors(path)
+    del lacks[f"{WEIGHTS}critic/model.norm.weight"]
+    monkeypatch.setattr("policy_worker.checkpoint.checkpoint.stored_tensors", lambda _: lacks)
+    with pytest.raises(CheckpointError, match="critic/model.norm.weight is in only one"):
+        trainer.checkpointer.begin_with(trainer.state, path)
 
 
 @pytest.mark.parametrize(

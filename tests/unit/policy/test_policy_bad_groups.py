@@ -1,6 +1,8 @@
 """One group that cannot be trained is named, and the gradients of the others are what they would
 be."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,9 @@ import torch
 from paceline.payloads.store import encode
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from policy_worker.control_plane import PolicyReport
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.grpo import Grpo
+from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.rows.row_forwards import RowForwards
 from policy_worker.shard_gradients import ShardGradients
 from policy_worker.trainer import Trainer
@@ -156,6 +160,15 @@ def test_a_store_that_returns_other_bytes_is_found_out(trainer, groups):
     assert (gradient == 0).all()
 
 
+def test_a_follower_that_was_attached_to_no_store_fails(trainer, groups):
+    plan = plan_of(groups)
+    keys = [(ref.task_id, ref.attempt) for ref in plan.shard]
+    trainer.begin(StepTotals.of(plan), keys)
+    accepted = [AcceptedGroup.of(*pair) for pair in zip(keys, plan.groups, strict=True)]
+    with pytest.raises(RuntimeError, match="no payload store"):
+        trainer.take(accepted)
+
+
 def test_bytes_that_are_no_group_are_found_out(trainer, groups):
     plan = plan_of(groups)  # of a journal without digests
     control = Controller(groups)
@@ -210,8 +223,10 @@ def test_a_group_whose_row_does_not_fit_into_memory_is_named_and_the_rest_is_tra
     expected = undisturbed(trainer, others)
     out_of_memory_above(monkeypatch, 99, poison=(40,))
     control = Controller(groups)
+    began, add = [], trainer.add
+    trainer.add = lambda *args, **named: (began.append(time.monotonic()), add(*args, **named))
     result, gradient = compute(trainer, control, plan_of(groups))
-    assert not result.complete
+    assert not result.complete and result.fetched <= began[-1]
     assert control.heard == [("out_of_memory", ("t3",))]
     assert "prompts included" in control.detail and "80 GiB" in control.detail
     assert (gradient == 0).all(), "a part of the row was in the gradients"

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from paceline.process.torchrun_environment import TorchrunPlace
+from policy_worker.ranks.outside_ranks import OutsideRank
 from policy_worker.ranks.rank_links import RankLinks, RankLost
+from tests.fixtures.configs import config_of
 
 QUIET_S = 3600.0
 """A detection time that no test waits for."""
@@ -78,6 +81,15 @@ def test_a_rank_that_is_stopped_or_cut_off_is_lost_after_the_detection_time() ->
 def test_a_stranger_that_speaks_something_else_ends_the_replica(ranks: Ranks) -> None:
     ranks.pairs[1][1].sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert ranks.why(0) == "rank 1: it speaks another protocol"
+
+
+@pytest.mark.parametrize("rank", [0, 3, -1])
+def test_a_rank_that_the_world_has_not_is_refused(rank: int) -> None:
+    place = TorchrunPlace(0, 3, 0, "127.0.0.1", 1, False, "")
+    config = config_of()
+    outside = OutsideRank(place, config, "policy-0", "")
+    hello = {"rank": rank, "size": 3, "run": config.run.name}
+    assert f"no RANK={rank} " in outside._contradiction(hello)
 
 
 def test_half_a_message_is_kept_until_the_rest_comes(ranks: Ranks) -> None:
