@@ -84,7 +84,7 @@ def difference(ours: str, theirs: str, *, exact: bool = True) -> str:
     """
     mine, others = _vocabulary(ours), _vocabulary(theirs)
     rows, highest = vocabulary_size(theirs), max((mine or {}).values(), default=0)
-    if rows is not None and highest >= rows:
+    if not exact and rows is not None and highest >= rows:
         return f"it knows {rows} tokens, and the run has ids up to {highest}"
     if mine is None or others is None:
         needed = vocabulary_size(ours) if exact else None

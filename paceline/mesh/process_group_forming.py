@@ -6,6 +6,7 @@ caller.
 
 import ctypes
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +22,7 @@ from paceline.mesh.rendezvous import (
     Rendezvous,
     local_address,
 )
-from paceline.process import threads
-from paceline.process.structured_log import first_line
+from paceline.process import structured_log, threads
 
 _log = logging.getLogger(__name__)
 
@@ -158,3 +158,9 @@ class AbandonedGroups:
 
 
 graveyard = AbandonedGroups()
+
+
+def first_line(error: BaseException) -> str:
+    """First line of ``error``, without gloo's source location and advice."""
+    text = re.sub(r"^\[[^\]]*:\d+\] ", "", structured_log.first_line(error))
+    return text.partition(". This is typically caused")[0]

@@ -17,6 +17,7 @@ _NCCL_ENVIRONMENT = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
 }
+_USERS_OWN = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
 def device_type(desired: str) -> str:
@@ -44,6 +45,8 @@ def pick_device(desired: str, number: int | None = None) -> torch.device:
 def _keep_freed_memory() -> None:
     """Keeps up to 1 GiB of what torch frees in the process (glibc). By default glibc gives it back
     and faults it in again, some thousand pages a step: 6 % of a small step's time."""
+    if os.environ.keys() & _USERS_OWN:
+        return
     trim_threshold, mmap_threshold = -1, -3
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)

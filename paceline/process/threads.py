@@ -105,6 +105,9 @@ class BackgroundLoop:
 
     def run(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Blocks until the result is there. Raises TimeoutError after ``timeout_s`` seconds."""
+        if threading.current_thread() is self._thread:
+            coro.close()
+            raise RuntimeError("BackgroundLoop.run on its own thread would wait for itself")
         future = self.submit(coro)
         try:
             return future.result(timeout_s)

@@ -1,5 +1,6 @@
 """Operations that cannot be ended: their memory is left to them, and the process lives on."""
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -10,8 +11,26 @@ from torch import Tensor
 
 from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
+from paceline.mesh.process_group_forming import first_line
+from paceline.process.threads import BackgroundLoop
 
 CPU = torch.device("cpu")
+
+
+def test_errors_of_torch_lose_their_source_location_and_advice() -> None:
+    text = "[../third_party/gloo/pair.cc:525] Read error. This is typically caused by a firewall"
+    assert first_line(RuntimeError(text)) == "Read error"
+
+
+def test_a_background_loop_does_not_wait_for_itself() -> None:
+    loop = BackgroundLoop()
+
+    async def calls_run() -> None:
+        loop.run(asyncio.sleep(0))
+
+    with pytest.raises(RuntimeError, match="wait for itself"):
+        loop.run(calls_run(), timeout_s=30)
+    loop.close()
 
 
 class Stuck:

@@ -2,6 +2,7 @@
 loads it."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -71,6 +72,8 @@ def test_tokens_make_a_difference_and_neither_padding_nor_what_nobody_can_read(m
     tokenizer.add_tokens(["<call>"])
     tokenizer.save_pretrained(tmp_path / "more")
     assert "'<call>'" in difference(models["model"], str(tmp_path / "more"))
+    shutil.copy(models["model"] + "/config.json", tmp_path / "more")
+    assert difference(*[str(tmp_path / "more")] * 2) == "", "it has fewer embeddings than tokens"
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": 3}}))
     assert difference(models["model"], str(tmp_path / "odd")) == ""

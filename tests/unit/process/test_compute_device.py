@@ -44,6 +44,16 @@ def test_the_cpu_is_taken_if_it_is_asked_for(gpus: dict[str, Any]) -> None:
     assert gpus == {"current": 0}
 
 
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_what_a_user_told_glibc_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("ctypes.CDLL", lambda library: asked.append(library))
+    pick_device("cpu")
+    monkeypatch.setenv(name, "1")
+    pick_device("cpu")
+    assert asked == [None], "the first time alone"
+
+
 def test_cuda_is_refused_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BadInput, match="no CUDA device"):
