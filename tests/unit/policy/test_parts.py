@@ -239,7 +239,7 @@ def test_a_critic_of_another_architecture_is_not_half_loaded(model, tmp_path, mo
     lacks = stored_tensors(path)
     del lacks[f"{WEIGHTS}critic/model.norm.weight"]
     monkeypatch.setattr("policy_worker.checkpoint.checkpoint.stored_tensors", lambda _: lacks)
-    with pytest.raises(CheckpointError, match="critic/model.norm.weight is in only one"):
+    with pytest.raises(CheckpointError, match=r"critic/model\.norm\.weight is in only one"):
         trainer.checkpointer.begin_with(trainer.state, path)
 
 
