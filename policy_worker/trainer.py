@@ -14,14 +14,15 @@
 
 import hashlib
 import math
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import NewType
+from typing import Annotated, NewType
 
 import torch
-from pydantic import Base64Bytes
+from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 
 from paceline.config.schema import Config
@@ -57,6 +58,12 @@ from policy_worker.step.stats import Stats
 
 Taken = NewType("Taken", int)
 """Names groups whose payloads the ranks have read: the first ones of a step have 0."""
+
+PackedGroup = Annotated[
+    rollout_pb2.Group,
+    PlainValidator(lambda text: rollout_pb2.Group.FromString(b64decode(text))),
+    PlainSerializer(lambda group: b64encode(group.SerializeToString()).decode()),
+]
 
 
 def follow(replica: RankGroup, config: Config, device: torch.device) -> None:
@@ -306,13 +313,9 @@ class Trainer:
             self._reduction = None
             raise
 
-    def measure(self, groups: Sequence[rollout_pb2.Group]) -> Stats:
-        """Measurements of held-out groups with the present state. Raises BadGroup."""
-        return self.measure_packed([group.SerializeToString() for group in groups])
-
     @on_every_rank
-    def measure_packed(self, packed: Sequence[Base64Bytes]) -> Stats:
-        groups = [rollout_pb2.Group.FromString(group) for group in packed]
+    def measure(self, groups: Sequence[PackedGroup]) -> Stats:
+        """Measurements of held-out groups with the present state. Raises BadGroup."""
         found = measure_held_out(self.gradients, groups)
         stats = Stats()
         stats.merge(self.replica.gather(found.entries))
