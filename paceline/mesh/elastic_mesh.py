@@ -27,10 +27,10 @@ from torch import Tensor
 
 from paceline.mesh.gloo_backend import GlooBackend, Handle
 from paceline.mesh.nccl_backend import NcclBackend
-from paceline.mesh.process_group_forming import SLICE_S, Forming, first_line, graveyard
+from paceline.mesh.process_group_forming import SLICE_S, Forming, graveyard
 from paceline.mesh.rendezvous import EpochCancelled, MeshError, MeshMember
 from paceline.process import threads
-from paceline.process.structured_log import event
+from paceline.process.structured_log import event, first_line
 
 __all__ = ["EpochCancelled", "Handle", "MeshError", "ProcessMesh"]
 

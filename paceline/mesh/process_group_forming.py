@@ -6,7 +6,6 @@ caller.
 
 import ctypes
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,8 @@ from paceline.mesh.rendezvous import (
     Rendezvous,
     local_address,
 )
-from paceline.process import structured_log, threads
+from paceline.process import threads
+from paceline.process.structured_log import first_line
 
 _log = logging.getLogger(__name__)
 
@@ -158,9 +158,3 @@ class AbandonedGroups:
 
 
 graveyard = AbandonedGroups()
-
-
-def first_line(error: BaseException) -> str:
-    """First line of ``error``, without gloo's source location and advice."""
-    text = re.sub(r"^\[[^\]]*:\d+\] ", "", structured_log.first_line(error))
-    return text.partition(". This is typically caused")[0]

@@ -1,6 +1,7 @@
 """Structured logs: events with fields, one line each."""
 
 import logging
+import re
 import sys
 from typing import Any, TextIO
 
@@ -38,8 +39,10 @@ def event(
 
 
 def first_line(error: BaseException | str | None) -> str:
-    """The first line of an error's message; the name of its type if it has no message."""
-    text = masked(str(error or "")).strip()
+    """The first line of an error's message; the name of its type if it has no message. Without
+    gloo's source location and advice."""
+    text = re.sub(r"^\[\S*gloo\S*:\d+\] |\. This is typically caused.*", "", str(error or ""))
+    text = masked(text).strip()
     if not text and isinstance(error, BaseException):
         text = type(error).__name__
     return text.split("\n", 1)[0].rstrip()

@@ -180,9 +180,8 @@ class OutsideRank:
                 meeting = json.loads(store.get("rank0"))
                 if is_loopback(meeting["host"]) and not is_loopback(address):
                     raise BadInput(
-                        f"rank 0 takes MASTER_ADDR={self.place.master} for its loopback interface "
-                        f"({meeting['host']}), where nobody else reaches it: set it to an address "
-                        "that means the same on every host"
+                        f"MASTER_ADDR={self.place.master} is a loopback address on rank 0: set it "
+                        "to one that means the same on every host"
                     )
                 link = socket.create_connection((meeting["host"], meeting["port"]), timeout=HELLO_S)
                 if worker_id := self._introduce(link, meeting["identity"], deadline):

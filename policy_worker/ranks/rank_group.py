@@ -40,7 +40,7 @@ from policy_worker.ranks.child_ranks import (
     RankSettings,
     die_with_parent,
 )
-from policy_worker.ranks.rank_links import END_S, RankLinks, RankLost, end_process
+from policy_worker.ranks.rank_links import END_S, RankLinks, RankLost
 from policy_worker.rows.replica import Replica, ReplicaBroken
 
 FOREVER = timedelta(days=365)
@@ -240,7 +240,7 @@ def _end_with_child(children: Mapping[int, Child], lost: RankLost) -> None:
             # Killed from outside, the replica is too: a launcher that starts failures anew only so
             # often must not take this for one.
             os.kill(os.getpid(), signal.SIGKILL)
-    end_process(lost)
+    os._exit(1)
 
 
 def join_ranks() -> tuple[RankGroup, str]:

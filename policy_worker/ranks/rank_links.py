@@ -51,12 +51,6 @@ class RankLost(Exception):
         self.rank = rank
 
 
-def end_process(_: RankLost) -> None:
-    """Ends this process at once: its other threads may wait in a collective for ever."""
-    logging.shutdown()
-    os._exit(1)
-
-
 class RankLinks:
     """The ranks' common life. Until ``begin_end`` the end of another ends this process."""
 
@@ -66,10 +60,11 @@ class RankLinks:
         *,
         beat_s: float,
         silence_s: float,
-        lost: Callable[[RankLost], None] = end_process,
+        lost: Callable[[RankLost], None] = lambda _: os._exit(1),
     ) -> None:
         """``links``: connected sockets by the rank at the other end. ``silence_s``: the time after
-        which a silent rank counts as lost. ``lost`` is called once, on the thread of the links."""
+        which a silent rank counts as lost. ``lost`` is called once, on the thread of the links;
+        default: this process ends at once. Other threads may wait in a collective for ever."""
         self._peers = [_Peer(rank, link) for rank, link in links.items()]
         self._leads = 0 not in links
         self._beat_s, self._silence_s, self._lost = beat_s, silence_s, lost

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
-from paceline.mesh.process_group_forming import first_line
+from paceline.process.structured_log import first_line
 from paceline.process.threads import BackgroundLoop
 
 CPU = torch.device("cpu")

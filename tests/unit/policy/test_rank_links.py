@@ -1,13 +1,17 @@
 """Links between the ranks of a replica: silence, an end and the end of an epoch reach every
 rank."""
 
+import json
 import queue
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from torch.distributed import HashStore
 
+from paceline.errors import BadInput
 from paceline.process.torchrun_environment import TorchrunPlace
 from policy_worker.ranks.outside_ranks import OutsideRank
 from policy_worker.ranks.rank_links import RankLinks, RankLost
@@ -90,6 +94,16 @@ def test_a_rank_that_the_world_has_not_is_refused(rank: int) -> None:
     outside = OutsideRank(place, config, "policy-0", "")
     hello = {"rank": rank, "size": 3, "run": config.run.name}
     assert f"no RANK={rank} " in outside._contradiction(hello)
+
+
+def test_a_loopback_address_of_rank_0_is_refused_elsewhere(monkeypatch) -> None:
+    store = HashStore()
+    store.set("rank0", json.dumps({"host": "127.0.0.1", "port": 1, "identity": "a"}))
+    place = TorchrunPlace(1, 3, 0, "me", 1, False, "")
+    outside = OutsideRank(place, config_of(), "policy-0", "")
+    monkeypatch.setattr(OutsideRank, "_store", lambda *_: store)
+    with pytest.raises(BadInput, match="MASTER_ADDR=me is a loopback address"):
+        outside._reach("10.0.0.1", time.monotonic() + WAIT_S)
 
 
 def test_half_a_message_is_kept_until_the_rest_comes(ranks: Ranks) -> None:
