@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from paceline.config.sections.services import RedisConfig
+from paceline.config.sections.training import RunConfig
 from paceline.errors import BadInput, one_line
 from paceline_launcher.cli.common import (
     JsonOption,
@@ -81,7 +82,8 @@ def settings_of(run_dir: Path) -> tuple[str, RedisConfig]:
     path = run_dir / "config.toml"
     try:
         stored = tomllib.loads(path.read_text(encoding="utf-8"))
-        return str(stored["run"]["name"]), RedisConfig(**stored.get("redis", {}))
+        name = stored.get("run", {}).get("name", RunConfig().name)
+        return str(name), RedisConfig(**stored.get("redis", {}))
     except FileNotFoundError:
         raise BadInput(f"--run-dir: {run_dir} has no config.toml: not a run directory") from None
     except (OSError, ValueError, LookupError, TypeError) as error:
