@@ -26,6 +26,7 @@ ENDS: Mapping[str, Status] = {EventType.RUN_FINISHED: "finished", EventType.RUN_
 _PAUSES: Mapping[str, Status] = {
     EventType.RUN_SUSPENDED: "interrupted",
     EventType.RUN_CONTINUED: "",
+    EventType.RUN_EXTENDED: "",
 }
 _NOTICED: Mapping[str, str] = {str(evidence): words for evidence, words in NOTICED.items()}
 NEW_LEADER = "the previous leader handed over, or did not renew its lease in time"

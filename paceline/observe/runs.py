@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.config.changes import flat_settings
 from paceline.masking import masked_settings
+from paceline.observe.event_history import EventHistory
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import DamagedFile
 from paceline.process.files import NotOurs, replace_file
@@ -119,11 +120,10 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def can_extend(summary: Mapping[str, Any] | None, steps: Callable[[], int]) -> bool:
-    """Return True if the run ended with its last step, and may go on to ``steps``."""
-    if summary is None or summary.get("status") != "finished" or summary.get("reason"):
-        return False
-    return steps() > int(summary.get("steps") or 0)
+def can_extend(history: EventHistory, steps: Callable[[], int]) -> bool:
+    """Return True if the run ended with its last step, and may go on to ``steps``. Its events tell:
+    a later start that failed has written another summary."""
+    return history.status == "finished" and not history.reason and steps() > history.step
 
 
 def _rate(run: Projection, name: str) -> float | None:

@@ -116,11 +116,12 @@ def up(
 
 def steps_to_extend_to(settings: Config, directory: Path) -> int:
     """Steps of a finished run that is given more of them; 0 for any other."""
-    from paceline.observe.runs import can_extend, read_summary
+    from paceline.observe.projection import Projection
+    from paceline.observe.runs import can_extend
     from paceline_launcher.preflight.data import steps_of
 
-    summary = read_summary(directory)
-    return steps_of(settings) if can_extend(summary, lambda: steps_of(settings)) else 0
+    history = Projection.read(directory).history
+    return steps_of(settings) if can_extend(history, lambda: steps_of(settings)) else 0
 
 
 def check(

@@ -27,9 +27,10 @@ def earlier_run(start: Start) -> Findings:
     another += "weights of this one"
     length = next(f"train.{n}" for n in LENGTHS if getattr(config.train, n) is not None)
     try:
-        extended = can_extend(summary, lambda: steps_of(config))
-    except BadInput:
-        extended = False  # the check of the data says what is wrong
+        extended = can_extend(Projection.read(run_dir).history, lambda: steps_of(config))
+    except (DamagedFile, BadInput):
+        # Readers of the events say what is damaged, and the check of the data what is wrong.
+        extended = False
     if summary is not None and summary.get("status") == "finished" and not extended:
         found = f"the run in {run_dir} is finished ({summary.get('steps')} steps)"
         remedy = f"Give it more steps with a larger {length}, run it again with --fresh, or"
@@ -55,7 +56,6 @@ def earlier_run(start: Start) -> Findings:
     try:
         trained, steps = Projection.read(run_dir).history.step, steps_of(config)
     except (DamagedFile, BadInput):
-        # Readers of the events say what is damaged, and the check of the data what is wrong.
         trained = steps = 0
     if trained > steps:
         yield fail(

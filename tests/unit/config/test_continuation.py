@@ -7,6 +7,7 @@ import pytest
 
 from paceline.errors import BadInput
 from paceline.observe.checkpoint_links import VOID
+from paceline.observe.event_history import EventHistory
 from paceline.observe.runs import can_extend
 from paceline_launcher.cli.up import check_begins_elsewhere, from_override
 from tests.fixtures.configs import config_of
@@ -44,16 +45,24 @@ def test_what_begins_no_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("summary", "extends"),
+    ("history", "extends"),
     [
-        ({"status": "finished", "reason": "", "steps": 100}, True),
-        ({"status": "finished", "reason": "", "steps": 200}, False),
-        ({"status": "finished", "reason": "paceline stop", "steps": 50}, False),
-        ({"status": "interrupted", "reason": "interrupted", "steps": 50}, False),
-        (None, False),
+        (EventHistory(status="finished", step=100), True),
+        (EventHistory(status="finished", step=200), False),
+        (EventHistory(status="finished", reason="paceline stop", step=50), False),
+        (EventHistory(status="interrupted", reason="interrupted", step=50), False),
+        (EventHistory(), False),
     ],
 )
 def test_only_a_run_that_reached_its_last_step_is_extended(
-    summary: dict[str, object] | None, extends: bool
+    history: EventHistory, extends: bool
 ) -> None:
-    assert can_extend(summary, lambda: 150) is extends
+    assert can_extend(history, lambda: 150) is extends
+
+
+def test_a_run_that_goes_on_with_more_steps_is_not_finished_any_more() -> None:
+    history = EventHistory()
+    head = {"position": "1-0", "t": 0.0, "reason": "", "steps": 40}
+    for n, (kind, status) in enumerate((("RunFinished", "finished"), ("RunExtended", ""))):
+        assert history.add({**head, "n": n, "type": kind})
+        assert history.status == status
