@@ -50,20 +50,17 @@ def runs(directory: Path = Path("runs"), *, as_json: JsonOption = False) -> None
 def compare(
     run_dirs: list[Path],
     *,
-    out: Path | None = None,
     metric: str = "reward_mean",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the final numbers of several runs and the settings that differ, or plot a metric of
-    them.
+    """Print the final numbers of several runs and the settings that differ.
 
-    Plotting needs pip install 'paceline\\[plot]'. With --json, the curves are printed too.
+    With --json, the curves are printed too.
 
-    Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
+    Example: paceline compare runs/a runs/b --metric eval_reward_mean
 
     Args:
         run_dirs RUN_DIR...: Directories of two or more runs.
-        out FILE: PNG to write, with the metric over the steps.
         metric NAME: Metric to compare.
     """
     from paceline.observe.projection import Projection
@@ -87,9 +84,6 @@ def compare(
         raise BadInput(f"--metric {metric}: no run has it. Choose from: {known}")
     found = [read_run(path) for path in run_dirs]
     settings = settings_that_differ(run_dirs)
-    named = dict(zip(map(str, run_dirs), curves, strict=True))
-    if out is not None:
-        _plot(named, metric, out)
     if as_json:
         both = zip(found, curves, strict=True)
         listed = [{**run.to_json(), "curve": curve} for run, curve in both]
@@ -98,9 +92,7 @@ def compare(
     _print(found, [f"{c[-1][1]:.4g}" if c else "-" for c in curves], f"last {metric}")
     if settings:
         rows = [(name, *values) for name, values in settings.items()]
-        out_console().print("", table("|".join(["setting", *named]), rows))
-    if out is not None:
-        typer.echo(f"plot: {out}")
+        out_console().print("", table("|".join(["setting", *map(str, run_dirs)]), rows))
 
 
 def _print(found: list[Run], last: list[str], title: str) -> None:
@@ -122,26 +114,6 @@ def _print(found: list[Run], last: list[str], title: str) -> None:
     for run in found:
         if run.state in ("failed", "damaged") and run.reason:
             typer.echo(printable(f"{run.path} {run.state}: {run.reason.partition(chr(10))[0]}"))
-
-
-def _plot(curves: dict[str, list[tuple[int, float]]], metric: str, out: Path) -> None:
-    """Writes a PNG with a line for each curve of (step, value). Raises BadInput and OSError."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise BadInput("plotting needs matplotlib: pip install 'paceline[plot]'") from None
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for label, curve in curves.items():
-        # A single value would be an invisible line, and a label with $ a formula.
-        marker = "o" if len(curve) < 3 else None
-        steps, values = [step for step, _ in curve], [value for _, value in curve]
-        axes.plot(steps, values, label=label.replace("$", r"\$"), marker=marker)
-    axes.set_xlabel("step")
-    axes.set_ylabel(metric)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(out, dpi=140, format="png")
 
 
 def open_run(
