@@ -30,7 +30,7 @@ from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import CONTROLLER, UNSEEN, Child, ChildSpec, how_ended
 from paceline_launcher.launch.node_workers import RANK, replica_of
 from paceline_launcher.launch.passing import check_room, in_words, is_set_within
-from paceline_launcher.launch.restarts import BAD_INPUT, GiveUp
+from paceline_launcher.launch.restarts import BAD_INPUT, CALM_S, GiveUp
 
 if TYPE_CHECKING:
     from paceline_launcher.launch.fleet import Fleet
@@ -217,8 +217,15 @@ class FleetProcess:
         # at rank 0.
         counted = -signal.SIGKILL if self.role == RANK and code == 1 else code
         how = how_ended(code)
+        # A stranger may have its port. Two that fail in turn do not spare each other.
+        spare = self.role == CONTROLLER and any(
+            p.child is not None and time.time() - p.child.identity.started > CALM_S
+            for p in fleet.processes.values()
+            if p.role == CONTROLLER and p.state is State.RUNNING
+        )
+        lived_s = now - child.began
         try:
-            delay_s = fleet.restarts.delay_s(self.name, counted, now - child.began, now)
+            delay_s = fleet.restarts.delay_s(self.name, counted, lived_s, now, spare=spare)
         except GiveUp as why:
             last = child.last_line()
             if code == BAD_INPUT and last:

@@ -42,9 +42,11 @@ class RestartPolicy:
         """A process of that name runs that an earlier launcher has started."""
         self._stood.add(name)
 
-    def delay_s(self, name: str, exit_code: int, lived_s: float, now: float) -> float:
+    def delay_s(
+        self, name: str, exit_code: int, lived_s: float, now: float, *, spare: bool = False
+    ) -> float:
         """Time until process ``name``, which ended with ``exit_code`` (negative: a signal), starts
-        again. Raises GiveUp."""
+        again. ``spare``: the run goes on without it, however often it fails. Raises GiveUp."""
         if exit_code == BAD_INPUT and name not in self._stood:
             raise GiveUp("was given bad input")
         self._stood.add(name)
@@ -52,7 +54,7 @@ class RestartPolicy:
         ends.append(now)
         while ends[0] < now - WINDOW_S:
             ends.popleft()
-        if len(ends) > self._max_restarts:
+        if len(ends) > self._max_restarts and not spare:
             raise GiveUp(
                 f"ended {len(ends)} times within ten minutes (fleet.max_restarts = "
                 f"{self._max_restarts})"
@@ -62,7 +64,7 @@ class RestartPolicy:
         failed = exit_code > 0 and lived_s < CALM_S
         self._failed[name] = self._failed[name] + 1 if failed else 0
         limit = 2 * QUICK_FAILURES if exit_code == ENGINE_LOST else QUICK_FAILURES
-        if self._failed[name] >= limit:
+        if self._failed[name] >= limit and not spare:
             raise GiveUp(f"failed {limit} times in a row, each right after its start")
         again = self._quick[name] - 1
         longest = LAST_DELAY_KILLED_S if exit_code in (*KILLED, ENGINE_LOST) else LAST_DELAY_S

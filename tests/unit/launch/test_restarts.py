@@ -38,6 +38,16 @@ def test_bad_input_of_a_restart_is_a_failure_like_others() -> None:
     decided.delay_s("controller-1", 2, lived_s=1.0, now=0.0)
 
 
+def test_one_that_the_run_can_spare_is_never_given_up() -> None:
+    decided = RestartPolicy(20)
+    decided.stands("controller-0")
+    for n in range(100):
+        delay_s = decided.delay_s("controller-0", 2, lived_s=1.0, now=float(n), spare=True)
+    assert delay_s == LAST_DELAY_S
+    with pytest.raises(GiveUp):
+        decided.delay_s("controller-0", 2, lived_s=1.0, now=100.0)
+
+
 def test_one_that_keeps_dying_waits_longer_each_time_until_it_has_a_calm_time() -> None:
     decided = RestartPolicy(50)
     delays = delays_of(-11, 12, decided=decided)
