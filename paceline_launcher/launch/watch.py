@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.observe.event_history import text_of
@@ -24,6 +26,18 @@ from paceline_launcher.live_view import Console
 
 POLL_S = 0.5
 ASK_LIMIT_S = 2.0
+REMOVED = (
+    "{run_dir} was removed while the run went on, with its journal and its checkpoints. Start the "
+    "run again, in a directory that stays (--run-dir)"
+)
+
+
+def place_of(directory: Path) -> tuple[int, int] | None:
+    """Device and number of ``directory``; None if it was removed."""
+    with contextlib.suppress(FileNotFoundError):
+        found = directory.stat()
+        return found.st_dev, found.st_ino
+    return None
 
 
 @dataclass(eq=False)
@@ -39,6 +53,7 @@ class RunWatch:
 
     def __post_init__(self) -> None:
         self.status: admin_pb2.StatusReply | None = None  # newest answer of a controller
+        self._place = place_of(self.fleet.specs.run_dir)
         self._events = FileTail(self.fleet.specs.run_dir / "events.jsonl")
         list(self._events.records())  # what an earlier session of the run left is no news
         self._dashboard = self._trouble = ""
@@ -53,6 +68,9 @@ class RunWatch:
                 if self.fleet.failed.done():
                     return "failed", self.fleet.failed.result()
                 try:
+                    run_dir = self.fleet.specs.run_dir
+                    if await asyncio.to_thread(place_of, run_dir) != self._place:
+                        return "failed", REMOVED.format(run_dir=run_dir)
                     for event in await asyncio.to_thread(lambda: list(self._events.records())):
                         if event["type"] != EventType.STEP_COMMITTED:  # the view shows steps
                             self.console.note(text_of(event))

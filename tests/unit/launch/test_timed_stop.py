@@ -138,6 +138,20 @@ async def test_a_stop_begins_though_no_controller_answers(
         assert await run.until_end(nothing()) == ("interrupted", "interrupted")
 
 
+async def test_a_run_whose_directory_was_replaced_has_failed(
+    replies: list[admin_pb2.StatusReply], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    run, _ = watch_of(run_dir, nothing)
+    run_dir.rename(tmp_path / "away")
+    for again in (False, True):
+        if again:
+            run_dir.mkdir()
+        status, reason = await run.until_end(nothing())
+        assert status == "failed" and f"{run_dir} was removed" in reason
+
+
 @pytest.mark.parametrize(
     ("terms", "waits"),
     [([0], False), ([3], True), ([3, 0], True)],
