@@ -145,7 +145,7 @@ class Run:
             await passing.done(
                 "the run cannot begin", lambda: self._write_start(specs), self.run_dir
             )
-            if ending.is_set():
+            if ending.is_set() and self.earlier is None:
                 raise KeyboardInterrupt
             if self.earlier is None:
                 fleet.start_controllers()

@@ -22,7 +22,7 @@ from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.redis.server import RedisEndpoint
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch import passing, run, watch
+from paceline_launcher.launch import fleet_process, passing, restarts, run, watch
 from paceline_launcher.launch.child import Child, ChildSpec, end_all
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.fleet_process import State
@@ -142,6 +142,24 @@ async def test_bad_input_of_a_worker_ends_the_run_with_its_last_line(tmp_path: P
         fleet.start_workers()
         reason = await asyncio.wait_for(fleet.failed, 60)
         assert reason == "policy-0: model.path: no such directory"
+
+
+async def test_a_controller_that_fails_beside_a_living_one_is_never_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_process, "CALM_S", -1.0)
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.001)
+    # The first one holds what both need.
+    takes = f"import os, sys, time\ntry: os.mkdir({str(tmp_path / 'port')!r})\n"
+    takes += "except OSError: sys.exit(2)\ntime.sleep(600)"
+    config = settings(controllers=2)
+    async with fleet_of(tmp_path, config, started=False, controller=takes) as (fleet, notes):
+        for index in range(2):
+            fleet.restarts.stands(f"controller-{index}")
+        fleet.start_controllers()
+        again = restarts.QUICK_FAILURES + 2
+        await until(lambda: sum("starting it again" in note for note in notes) >= again)
+        assert not fleet.failed.done()
 
 
 async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Path) -> None:
@@ -446,6 +464,29 @@ async def test_an_error_of_the_supervisor_itself_leaves_a_summary(
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "Input/output" in summary["reason"]
+
+
+async def test_an_interrupt_while_a_fleet_is_taken_over_stops_it_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = a_run(tmp_path)
+    taken.earlier = FleetRecord("run", ProcessId.of(os.getpid()))
+    seen: list[str] = []
+
+    async def interrupted(*_: object) -> None:
+        taken._interrupts.take()
+        await asyncio.sleep(0)
+
+    async def stopped(_: object, beside: Any) -> tuple[str, str]:
+        beside.close()
+        return "interrupted", "stopped after step 3"
+
+    monkeypatch.setattr(run, "ensure_redis", no_redis)
+    monkeypatch.setattr(Run, "_write_start", interrupted)
+    monkeypatch.setattr(Fleet, "adopt_all", lambda _: seen.append("adopted"))
+    monkeypatch.setattr(watch.RunWatch, "until_end", stopped)
+    assert (await taken.run())["reason"] == "stopped after step 3"
+    assert seen == ["adopted"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EAGAIN])
