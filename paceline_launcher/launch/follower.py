@@ -24,7 +24,7 @@ from paceline.observe.fleet_file import FleetRecord
 from paceline.observe.run_watcher import leader_status
 from paceline.providers.base import AT_WORK
 from paceline.rpc.addresses import address_towards, port_of
-from paceline.rpc.auth import TOKEN_VARIABLE
+from paceline.rpc.auth import TOKEN_VARIABLE, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline_launcher.launch.child import ChildSpecs
 from paceline_launcher.launch.ending import EXPORT_LIMIT_S
@@ -123,6 +123,11 @@ class FollowingNode:
         if not path.is_file():
             return f"{path} is not there yet"
         config = load_config(path)
+        if read_token(config.auth, self.run_dir) is None:
+            raise BadInput(
+                f"this node has no token: set {TOKEN_VARIABLE} on every node to that of node 0, or "
+                f"auth.token_file to a file of all nodes; there is no {self.run_dir / 'token'}"
+            )
         control = ControlPlane.from_config(config, job.addresses, self.run_dir)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(control.close)

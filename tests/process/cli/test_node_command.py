@@ -130,6 +130,15 @@ def test_another_token_than_that_of_node_0_is_said(
         meet()
 
 
+def test_a_node_without_a_token_says_so_at_once(
+    meet: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE_TOKEN", raising=False)
+    node_0_has_started(tmp_path)
+    with pytest.raises(BadInput, match="has no token: set PACELINE_TOKEN"):
+        meet()
+
+
 @pytest.mark.parametrize(
     ("own", "said"),
     [
