@@ -163,7 +163,8 @@ class Target:
         auth = self.auth()
         root = client_root(auth)
         try:
-            ssl.create_default_context(cafile=root)
+            if root is not None:
+                ssl.create_default_context(cafile=root)
         except OSError as error:
             why = error.strerror or error
             raise BadInput(f"--tls-ca: {root} is no PEM file to be read: {why}") from error

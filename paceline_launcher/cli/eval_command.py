@@ -80,6 +80,8 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
     if data is None:
         raise BadInput("--data is missing: give the file or data set to evaluate on")
     config = base or Config.model_validate({"model": {"path": model}, "data": {"path": data}})
+    given = dict(parse_setting(text) for text in wanted.overrides or ())
+    config = changed_config(config, given)
     sampled = wanted.k > 1 or wanted.temperature is not None or wanted.top_p is not None
     evaluated = EvalSetConfig(
         path=data,
@@ -109,8 +111,7 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
     }
     if base is not None:
         own["model.tokenizer"] = None  # an export has the tokenizer of its checkpoint
-    given = [parse_setting(text) for text in wanted.overrides or ()]
-    return changed_config(config.model_copy(update=sections), {**dict(given), **own})
+    return changed_config(config.model_copy(update=sections), own)
 
 
 def find_source(text: str) -> tuple[Path | None, Config | None]:

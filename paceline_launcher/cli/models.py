@@ -23,7 +23,7 @@ def find_checkpoint(source: Path, *, best: bool = False) -> Path | None:
     newest complete one counts: that of a policy worker that was started by hand may have none."""
     from paceline.observe.projection import Projection
 
-    if (source / META).is_file():
+    if (source / META).is_file() and not best:
         return source
     if not (source / "events.jsonl").is_file():
         found = [] if best else complete(source / "checkpoints") or complete(source)
@@ -72,11 +72,10 @@ def export(
     while True:
         checkpoint = find_checkpoint(source, best=best)
         if checkpoint is None:
-            judged = " that has a held-out reward (data.eval_path)" if best else ""
-            raise BadInput(
-                f"{source} is no checkpoint (it has no {META}), and no run with one{judged}. "
-                "`paceline runs` lists runs"
-            )
+            missing = f"no checkpoint (it has no {META}), and no run with one"
+            if best:
+                missing = "no run with a checkpoint that has a held-out reward (data.eval_path)"
+            raise BadInput(f"{source} is {missing}. `paceline runs` lists runs")
         try:
             write(checkpoint, model, out, dtype, part=part, trust_remote_code=trust_remote_code)
             break

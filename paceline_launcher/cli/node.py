@@ -122,7 +122,7 @@ def _workers_elsewhere(settings: Config, place: NodePlace) -> bool:
     if provider == "kubernetes" or place.nodes > 1:
         raise BadInput(
             f'fleet.provider = "{provider}": `paceline node` starts no workers then. Set '
-            'fleet.provider = "local". Or let Ray or others start them: Start it on one node '
+            'fleet.provider = "local". Or let Ray or others start them: start it on one node '
             "(--node-rank 0 --nodes 1 --master HOST:PORT)"
         )
     return True

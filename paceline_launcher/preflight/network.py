@@ -47,13 +47,15 @@ def ports(start: Start) -> Findings:
     if record is not None and record.survivors():
         return  # they are ended, or taken over, and hold the run's ports
     controller, rest, count = config.controller, config.rest, config.fleet.controllers
+    used: set[int] = set()
     for setting, first, host in (
         ("controller.port", controller.port, controller.host),
         ("rest.port", rest.port if rest.enabled else 0, rest.host or controller.host),
     ):
         span = range(first, first + count) if first else range(0)
-        beyond = [port for port in span if port > LAST_PORT]
-        if missing := beyond or taken_ports(host, span):
+        no_port = [port for port in span if port > LAST_PORT or port in used]
+        used.update(span)
+        if missing := no_port or taken_ports(host, span):
             found = f"{setting}: port {missing[0]} of {host} is in use, or there is none"
             remedy = "End what uses it (ss -ltnp), choose another, or 0 for free ports"
             yield fail(f"{found}; each controller takes the next one", remedy)

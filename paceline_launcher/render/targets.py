@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from paceline.errors import BadInput
+from paceline.process.files import replace_file
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.redis.users import CONTROLLER, RULES
 from paceline.worker_pools import POLICY, ROLLOUT, SCORER
@@ -63,7 +64,7 @@ def write_files(files: dict[str, str], directory: Path, *, force: bool) -> list[
         )
     directory.mkdir(parents=True, exist_ok=True)
     for path, text in zip(paths, files.values(), strict=True):
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text.encode())
         path.chmod(0o755 if text.startswith("#!") else 0o644)
     return paths
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -272,3 +273,10 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
     target = Target(controllers="127.0.0.1:1", tls_ca=root)
     with pytest.raises(BadInput, match=r"--tls-ca: .*root\.pem is no PEM file"):
         target.rest(["https://127.0.0.1:1"])
+
+
+def test_the_system_s_certificates_are_not_read_without_tls_ca(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(ssl, "create_default_context")
+    Target(controllers="127.0.0.1:1").rest(["http://127.0.0.1:1"])

@@ -83,7 +83,9 @@ def test_the_run_of_this_directory_needs_no_option(here: Path) -> None:
     done = invoke("events")
     assert done.exit_code != 0
     run_dir = write_run(here / "runs" / "one")
-    (run_dir / "config.toml").write_text('[model]\npath = "m"\n[data]\npath = "d"\n')
+    (run_dir / "config.toml").write_text(
+        '[run]\nname = "one"\n[model]\npath = "m"\n[data]\npath = "d"\n'
+    )
     (run_dir / "logs").mkdir()
     (run_dir / "logs" / "policy-0.log").write_text("begun\n")
     for command, words in (
@@ -100,6 +102,7 @@ def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_mean
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chosen one was deleted while torch was imported, and the command failed."""
+    from paceline.observe.checkpoint_links import META
     from policy_worker.checkpoint import export
 
     run_dir = here / "run"
@@ -142,6 +145,10 @@ def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_mean
     for options, step in (((), "step-30"), (("--best",), "step-20")):
         invoke("export", str(run_dir), "--out", str(here / "out"), *options)
         assert written[-1] == step
+    (run_dir / "checkpoints" / "step-30" / META).touch()
+    one = str(run_dir / "checkpoints" / "step-30")
+    refused = invoke("export", one, "--out", str(here / "out"), "--best")
+    assert "is no run with a checkpoint that has a held-out reward" in str(refused.exception)
 
 
 @pytest.mark.parametrize(

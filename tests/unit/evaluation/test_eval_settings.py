@@ -13,3 +13,13 @@ def prompts_of(config: Config) -> DataConfig:
 def test_prompts_are_made_as_in_the_run() -> None:
     base = config_of(data={"prompt_template": "{q}="})
     assert prompts_of(settings(Wanted(data="held_out"), base, "m")).prompt_template == "{q}="
+
+
+def test_what_eval_fills_itself_can_be_set() -> None:
+    given = ["rollout.max_tokens=7", "data.eval_split=held", "model.trust_remote_code=true"]
+    found = settings(Wanted(data="held_out", overrides=given), config_of(), "m")
+    assert found.rollout.max_tokens == 7 and found.model.trust_remote_code
+    assert found.evaluation.sets[SET].split == "held"
+    assert (
+        settings(Wanted(data="d", overrides=given, max_tokens=9), None, "m").rollout.max_tokens == 9
+    )

@@ -34,6 +34,7 @@ def failures(config: Config, run_dir: Path) -> list[str]:
         ({"rest": {"port": "taken"}}, "rest.port: port {taken} of"),
         ({"rest": {"port": "taken", "enabled": False}}, ""),
         ({"controller": {"port": 65535}}, "controller.port: port 65536"),
+        ({"controller": {"port": 24010}, "rest": {"port": 24011}}, "rest.port: port 24011"),
     ],
 )
 def test_ports_that_cannot_be_had_are_named_before_anything_starts(
