@@ -43,8 +43,7 @@ _SETTLE_S = 1.0
 """A severed operation ends within milliseconds or never: gloo fails those that wait for a message,
 and forgets one whose message is being received or sent at that moment. This happens when a stopped
 member wakes up: it reads what its peers had sent, answers into a closed connection, and waits for
-ever.
-"""
+ever."""
 
 
 @dataclass(eq=False)

@@ -37,8 +37,7 @@ class Patience:
     """Time limits of requests of one kind. One that runs out of time is repeated with twice as
     much: on a slow store the same limit would end every attempt. Requests that need a quarter of
     their time at most make it shorter again, so each kind has its own: a store that answers small
-    questions at once may send slowly.
-    """
+    questions at once may send slowly."""
 
     def __init__(self) -> None:
         self.factor = 1.0

@@ -130,8 +130,7 @@ def client_credentials(
 def socket_path(run_dir: Path, name: str) -> Path:
     """Path of the Unix socket ``name`` of a run, in a directory that is closed to other users:
     ``run_dir``/sockets, or one in /tmp if that path is too long, its file system has no sockets, or
-    other users can move ``run_dir`` away.
-    """
+    other users can move ``run_dir`` away."""
     home = run_dir.resolve() / "sockets"
     path, pointer = home / f"{name}.sock", home.with_suffix(".path")
     fits = len(os.fsencode(path)) <= LONGEST_PATH

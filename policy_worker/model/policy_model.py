@@ -1,6 +1,5 @@
 """Loading of an objective's parts: language models and models with a scalar head, with one-line
-errors for people.
-"""
+errors for people."""
 
 import contextlib
 from collections.abc import Iterable, Iterator

@@ -31,8 +31,7 @@ class Part:
     """lm: log-probs of tokens. scalar: a linear head [1, D] without bias, one number at each
     completion token, in ``scores.values[name]``. It is that of transformers'
     AutoModelForSequenceClassification with one label: read from ``path`` if that is such a model,
-    else zeros.
-    """
+    else zeros."""
     path: str | None = None
     """Directory or hub name. Default: model.path."""
     lr_scale: float = 1.0
@@ -41,8 +40,7 @@ class Part:
     """The hidden state that a scalar head reads for a completion token. token: that of the
     token itself, which has seen it (a reward of the text so far, as
     AutoModelForSequenceClassification gives it at the last token). before: that of the token before
-    it, which predicts it (the value V(s_t) of the state in which the token is chosen).
-    """
+    it, which predicts it (the value V(s_t) of the state in which the token is chosen)."""
     field: str = ""
     """The setting that gives ``path``, for errors. Default: model.path."""
 
