@@ -1,8 +1,6 @@
 """Data set rows for leases, as JSON, with a cache of the latest ones. The data is opened in a
 thread once the server is up: a large data set delays the first lease, but not the first reply."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import OrderedDict
@@ -52,7 +50,7 @@ class DatasetRows:
         self.path = ""
 
     @classmethod
-    async def load(cls, config: Config) -> DatasetRows:
+    async def load(cls, config: Config) -> "DatasetRows":
         """Opens the data sets of ``config.data``. Raises DataError with the file and the remedy."""
         data = config.data
         limit_s, where = data.open_timeout_s, data.described
@@ -70,7 +68,7 @@ class DatasetRows:
         return rows
 
     @classmethod
-    def _load(cls, config: Config) -> DatasetRows:
+    def _load(cls, config: Config) -> "DatasetRows":
         data = config.data
         train, sources = open_training_rows(data)
         held_out = None

@@ -3,8 +3,6 @@ command and everything that follows from it (a step that can open, a mesh that c
 is complete). It reads no clock, does no I/O and draws no random number: the same commands at the
 same times give the same events, and applying the events to an empty ledger gives the same state."""
 
-from __future__ import annotations
-
 import json
 from copy import copy
 from typing import Any, TypeVar
@@ -80,7 +78,7 @@ class Ledger(Decider):
         return data
 
     @classmethod
-    def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:
+    def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> "Ledger":
         ledger = cls(checked=checked)
         ledger.state = decode(State, data)
         return ledger

@@ -1,8 +1,6 @@
 """Copy of the ledger from the journal: a standby keeps it current, a leader starts from it. Beside
 it the totals of a projection, which are cached in the ledger's snapshot."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,7 +33,7 @@ class LedgerFollower:
     observer: Observer | None = None
 
     @classmethod
-    async def load(cls, journal: Journal, observer: Observer | None = None) -> LedgerFollower:
+    async def load(cls, journal: Journal, observer: Observer | None = None) -> "LedgerFollower":
         """Loads the newest snapshot and applies the journal after it."""
         while True:
             snapshot = await journal.load_snapshot()
@@ -68,7 +66,7 @@ class LedgerFollower:
             self.observer.post(entry.at.entry, entry.t, records)
 
     @classmethod
-    def of_snapshot(cls, snapshot: LedgerSnapshot | None) -> LedgerFollower:
+    def of_snapshot(cls, snapshot: LedgerSnapshot | None) -> "LedgerFollower":
         if snapshot is None:
             return cls(Ledger(), Position())
         return cls(Ledger.from_snapshot(dict(snapshot.state)), snapshot.at, snapshot.at.entry)

@@ -4,8 +4,6 @@ Each field of a section is followed by its meaning and its unit. Unknown fields 
 docs/configuration.md and the comments that `paceline init` writes are generated from these texts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -74,7 +72,7 @@ class Config(Section):
         return _with_group_size(raw) if isinstance(raw, Mapping) else raw
 
     @model_validator(mode="after")
-    def _consistent(self) -> Config:
+    def _consistent(self) -> "Config":
         if text := problem(self):
             raise ValueError(text)
         return self

@@ -13,8 +13,6 @@ Invariants:
   threads, descriptors and memory as they were.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -81,7 +79,7 @@ class ProcessMesh:
         timeout_s: float = 60.0,
         host: str | None = None,
         transfers_only: bool = False,
-    ) -> ProcessMesh:
+    ) -> "ProcessMesh":
         """Meets the other members under the Redis key ``key`` and connects to them.
 
         ``url``: Redis URL of the rendezvous. ``key``: new for every epoch; it is good for one try.

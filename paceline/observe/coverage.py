@@ -3,8 +3,6 @@ kept as spans of their ordinals, so that every row can be accounted for after th
 trimmed. Neighbouring ordinals merge: a snapshot holds about 16 bytes for each drop, whatever the
 number of trained tasks. A rollback takes the steps back that no checkpoint covers."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -154,7 +152,7 @@ class Coverage:
         for reason, spans in self.dropped.items():
             yield from ((start, end, reason) for start, end in pairs(spans))
 
-    def report(self, cursor: int, in_flight: Iterable[tuple[int, str]]) -> CoverageReport:
+    def report(self, cursor: int, in_flight: Iterable[tuple[int, str]]) -> "CoverageReport":
         """``cursor``: number of tasks dispatched so far. ``in_flight``: (ordinal, state) of those
         on their way."""
         if self.order is None:

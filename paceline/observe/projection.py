@@ -15,8 +15,6 @@ the record of a listed event with ``position``, ``n`` (its number within the ent
 events.jsonl.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +62,7 @@ class Projection:
         self._counted: tuple[int, ...] = ()  # Journal position of the newest entry in ``totals``
 
     @classmethod
-    def read(cls, run_dir: Path, clean: Callable[[Any], Any] = lambda value: value) -> Projection:
+    def read(cls, run_dir: Path, clean: Callable[[Any], Any] = lambda value: value) -> "Projection":
         """The run in ``run_dir``, by its file. Raises DamagedFile."""
         projection = cls(clean)
         path = run_dir / "events.jsonl"

@@ -3,8 +3,6 @@
 An error names the field, its fault, and the values that are allowed.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -58,7 +56,7 @@ class GroupLimits:
     """Scorers whose log-probs every completion to train has."""
 
     @classmethod
-    def of(cls, config: Config) -> GroupLimits:
+    def of(cls, config: Config) -> "GroupLimits":
         vocabulary = vocabulary_size(config.model.path)
         samples = max((each.samples for each in config.evaluation.sets.values()), default=1)
         columns = {

@@ -5,8 +5,6 @@ that a standby takes over without waiting for the lease to expire. The term, not
 the journal: an early release can never let two leaders write.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import time
@@ -39,7 +37,7 @@ class LeaderIdentity:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, value: str | bytes) -> LeaderIdentity:
+    def from_json(cls, value: str | bytes) -> "LeaderIdentity":
         return cls(**json.loads(value))
 
 

@@ -9,8 +9,6 @@
   retried.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -108,7 +106,7 @@ class ControlPlane:
     @classmethod
     def from_config(
         cls, config: Config, addresses: Sequence[str], run_dir: Path | None = None
-    ) -> ControlPlane:
+    ) -> "ControlPlane":
         """With the TLS root of ``config`` and its token, or that of the run in ``run_dir``. Raises
         AuthError if they cannot be read."""
         return cls(

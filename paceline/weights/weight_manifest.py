@@ -4,8 +4,6 @@ Both ends compute the layout from the manifest by the same rule, so no offset ev
 message. A manifest from a message is checked in full before anything is allocated for it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -58,7 +56,7 @@ class Manifest:
         *,
         bucket_bytes: int,
         dtype: Callable[[str, Tensor], torch.dtype] = lambda name, tensor: tensor.dtype,
-    ) -> Manifest:
+    ) -> "Manifest":
         """Describes tensors; one that is the same view of memory as an earlier one is tied to it,
         except on the meta device, which has none. ``dtype``: the type in which a tensor of this
         name travels."""
@@ -127,7 +125,7 @@ class Manifest:
         }
 
     @classmethod
-    def from_json(cls, value: Any, *, limit_bytes: int) -> Manifest:
+    def from_json(cls, value: Any, *, limit_bytes: int) -> "Manifest":
         """Checks everything; raises WeightsRefused. ``limit_bytes``: largest buffer to accept."""
         _require(isinstance(value, dict), "the manifest is not an object")
         bucket_bytes, rows = value.get("bucket_bytes"), value.get("tensors")

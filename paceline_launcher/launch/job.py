@@ -7,8 +7,6 @@ Both name the session: a new one for every start of node 0. The directory of the
 one that all nodes share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +35,7 @@ class NodeJob:
     settings: str  # digest of the settings that node 0 was started with
     addresses: tuple[str, ...] = ()  # addresses of the controllers
 
-    def problem(self, other: NodeJob) -> str:
+    def problem(self, other: "NodeJob") -> str:
         """The first thing that ``other``, of another node, has differently; empty if they agree."""
         for name, what in _AGREED.items():
             ours, theirs = getattr(self, name), getattr(other, name)
@@ -62,7 +60,7 @@ class RunOutcome:
     reason: str = ""
 
 
-def served_settings(config: Config, place: NodePlace, run_dir: Path) -> Config:
+def served_settings(config: Config, place: "NodePlace", run_dir: Path) -> Config:
     """``config`` of node 0: other nodes can reach its controllers and its Redis, on known ports.
     Without a configured token, the run's own one is asked for: every node reads it in the run's
     directory."""

@@ -1,7 +1,5 @@
 """Render request: a run's configuration, the options beside it, and what follows from both."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -157,13 +155,13 @@ class RenderRequest:
         total: int = sum(getattr(pool, what) * pool.count for pool in self.pools)
         return -(-total // self.nodes)
 
-    def worker_secrets(self) -> Secrets:
+    def worker_secrets(self) -> "Secrets":
         found = {"PACELINE_TOKEN": Secret("token"), "HF_TOKEN": Secret("hf-token", optional=True)}
         if any(scorer.url is not None for scorer in self.config.scorers.by_name.values()):
             found["PACELINE_JUDGE_KEY"] = Secret("judge-key", optional=True)
         return found
 
-    def controller_secrets(self) -> Secrets:
+    def controller_secrets(self) -> "Secrets":
         found = self.worker_secrets()
         if self.config.redis.url is not None:
             found["REDIS_URL"] = Secret("redis-url")

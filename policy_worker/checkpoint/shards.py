@@ -10,8 +10,6 @@ of the other ranks. torch's reader combines the headers of all files and reads, 
 needs, the overlapping parts of stored slices.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import warnings
@@ -51,7 +49,7 @@ class StateSnapshot:
     @classmethod
     def take(
         cls, named: Iterable[tuple[str, Tensor]], rank: int, copies: DeviceCopies
-    ) -> StateSnapshot:
+    ) -> "StateSnapshot":
         """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all. The
         state may be computed with at once. Call ``copies.before_change()`` before it is changed."""
         pieces: dict[str, tuple[Tensor, tuple[int, ...]]] = {}

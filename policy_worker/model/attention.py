@@ -13,8 +13,6 @@ that belong to its own sequence, or to the prompt of its group. Source: Dong et 
 A Programming Model for Generating Optimized Attention Kernels, arXiv 2412.05496.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -44,7 +42,7 @@ class MicroBatch:
     """int64 [1, T]"""
     position_ids: Tensor
     """int64 [1, T]"""
-    packing: Packing
+    packing: "Packing"
     predict_from: Tensor
     """int64 [C], row positions whose output predicts each target."""
     targets: Tensor
@@ -83,7 +81,7 @@ class Packing:
 
     blocks: tuple[Block, ...]
     collapse: Tensor
-    pattern: RowPattern
+    pattern: "RowPattern"
     indices: dict[tuple[int, int], tuple[list[tuple[Tensor, Tensor]], Tensor]] = field(
         default_factory=dict
     )

@@ -4,8 +4,6 @@ Everything after this file works on whole arrays. The only Python loop over comp
 that collects their bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -239,7 +237,7 @@ class StepTotals:
         return self.step - 1 - self.oldest_step
 
     @classmethod
-    def of(cls, plan: policy_pb2.StepPlan) -> StepTotals:
+    def of(cls, plan: policy_pb2.StepPlan) -> "StepTotals":
         epochs = tuple((epoch.first_version, epoch.offset) for epoch in plan.version_epochs)
         step, version = Step(plan.step), Version(plan.version)
         totals = plan.total_tokens, plan.total_sequences

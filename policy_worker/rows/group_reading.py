@@ -8,8 +8,6 @@ bytes are still those; its tokens have to be in the vocabulary, because one outs
 process, and its numbers finite, because one that is not would make the whole step void.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
@@ -53,7 +51,7 @@ class AcceptedGroup:
     digest: str = ""
 
     @classmethod
-    def of(cls, key: GroupKey, planned: policy_pb2.PlannedGroup) -> AcceptedGroup:
+    def of(cls, key: GroupKey, planned: policy_pb2.PlannedGroup) -> "AcceptedGroup":
         counts = planned.tokens, planned.sequences, planned.prompt_tokens
         return cls(key, *counts, tuple(planned.lengths), planned.digest)
 

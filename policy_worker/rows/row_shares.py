@@ -11,8 +11,6 @@ reads for them.
   raise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,7 +141,7 @@ class RowShares:
         return deal_rows(rows, lengths.group_of, ranks, held)
 
     def _read_and_tell(
-        self, held: _Held, wanted: Sequence[int], owned: Collection[int], fetch: Fetch
+        self, held: "_Held", wanted: Sequence[int], owned: Collection[int], fetch: Fetch
     ) -> list[dict[str, Any]]:
         """Collective. Reads missing groups of ``wanted``; returns the reports of all ranks."""
         failure: Exception | None = None
@@ -166,7 +164,7 @@ class RowShares:
 
     def _share(
         self,
-        held: _Held,
+        held: "_Held",
         dealt: Sequence[Sequence[Ints]],
         trained: int,
         owned: Collection[int],

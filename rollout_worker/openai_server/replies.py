@@ -1,8 +1,6 @@
 """Replies of /v1/chat/completions, whole or as server-sent events, and errors in OpenAI's format,
 so that clients raise the exceptions their users know."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
@@ -44,7 +42,7 @@ class ApiError(Exception):
         return {"error": {"message": str(self), **about}}
 
     @classmethod
-    def from_validation(cls, invalid: ValidationError) -> ApiError:
+    def from_validation(cls, invalid: ValidationError) -> "ApiError":
         """The first problem that pydantic found in a request's body."""
         problem = invalid.errors(include_url=False, include_context=False)[0]
         place, message = problem["loc"], problem["msg"]

@@ -2,8 +2,6 @@
 what is sampled, and that Paceline does not implement, is refused unless it has its neutral value.
 Unknown fields are refused; a null field counts as left out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -85,7 +83,7 @@ class ChatMessage(_Body):
     audio: Annotated[Any, _only(None)] = None
 
     @model_validator(mode="after")
-    def _only_the_assistant_calls(self) -> ChatMessage:
+    def _only_the_assistant_calls(self) -> "ChatMessage":
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError(INVALID, "only the assistant calls tools")
         return self

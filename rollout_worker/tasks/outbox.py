@@ -10,8 +10,6 @@ controller.
 - After any verdict but INVALID the worker has nothing more to do with the task.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -49,7 +47,7 @@ class GroupUpload:
     """False: the controller decodes tokens for people, and payloads are stored without texts."""
 
     @classmethod
-    def of(cls, config: Config, store: PayloadStore, *, texts: bool = True) -> GroupUpload:
+    def of(cls, config: Config, store: PayloadStore, *, texts: bool = True) -> "GroupUpload":
         return cls(replace(GroupLimits.of(config), max_sequence_tokens=ANY), store, texts)
 
     async def encode(

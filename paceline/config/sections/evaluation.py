@@ -1,8 +1,6 @@
 """Section of the configuration about evaluations: named sets of held-out prompts, and the metric
 that judges."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -57,7 +55,7 @@ class EvalSetConfig(Section):
         return self.samples == 1 if self.greedy is None else self.greedy
 
     @model_validator(mode="after")
-    def _samples_differ(self) -> EvalSetConfig:
+    def _samples_differ(self) -> "EvalSetConfig":
         if self.is_greedy and self.samples > 1:
             raise ValueError(
                 f"greedy = true with samples = {self.samples}: all samples of a prompt would be "

@@ -1,7 +1,5 @@
 """Options of the built-in objectives, for ``[objective]``. docs/algorithms.md has the formulas."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -100,7 +98,7 @@ class DpoOptions(PairOptions):
     """Weight of the chosen completion's mean negative log-prob per token."""
 
     @model_validator(mode="after")
-    def _smoothed(self) -> DpoOptions:
+    def _smoothed(self) -> "DpoOptions":
         if self.loss == "exo_pair" and self.label_smoothing == 0:
             raise ValueError(
                 "objective.loss = exo_pair compares with a preference that is a little unsure: set "

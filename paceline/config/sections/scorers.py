@@ -1,8 +1,6 @@
 """Section of the configuration about scorers: frozen models that score completions in processes of
 their own."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 
@@ -59,7 +57,7 @@ class ScorerConfig(Section):
     """Seconds after which a request goes to another worker as well. Judge: limit of a reply."""
 
     @model_validator(mode="after")
-    def _fits_kind(self) -> ScorerConfig:
+    def _fits_kind(self) -> "ScorerConfig":
         if self.kind != "judge":
             if self.url is not None:
                 raise ValueError(f"url is for a judge: a {self.kind} scorer loads path")
@@ -108,7 +106,7 @@ class ScorersConfig(Section):
         return dict(self.__pydantic_extra__ or {})
 
     @model_validator(mode="after")
-    def _named(self) -> ScorersConfig:
+    def _named(self) -> "ScorersConfig":
         for name in self.by_name:
             if not NAME.fullmatch(name):
                 raise ValueError(

@@ -1,7 +1,5 @@
 """Sections of the configuration about services: Redis, controllers, REST, exports and access."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -55,7 +53,7 @@ class PayloadsConfig(Section):
         return [self.url] if isinstance(self.url, str) else self.url or []
 
     @model_validator(mode="after")
-    def _known(self) -> PayloadsConfig:
+    def _known(self) -> "PayloadsConfig":
         if self.url == []:
             raise ValueError("payloads.url is an empty list: name a store, or remove the setting")
         for url in self.urls:
@@ -145,7 +143,7 @@ class AuthConfig(Section):
     """PEM file with the root certificate by which clients verify. Default: tls_cert."""
 
     @model_validator(mode="after")
-    def _pair(self) -> AuthConfig:
+    def _pair(self) -> "AuthConfig":
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("auth.tls_cert and auth.tls_key go together: set both or neither")
         return self

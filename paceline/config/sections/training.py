@@ -1,7 +1,5 @@
 """Sections of the configuration about training: run, model, data, rewards and the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -238,7 +236,7 @@ class DataConfig(Section):
         return template
 
     @model_validator(mode="after")
-    def _one_place(self) -> DataConfig:
+    def _one_place(self) -> "DataConfig":
         if ours := sorted(self.chat_template_args.keys() & TEMPLATE_ARGS):
             raise ValueError(f"data.chat_template_args: {ours[0]} is set by Paceline. Remove it")
         if (self.path is None) == (not self.sources):
@@ -505,7 +503,7 @@ class TrainConfig(Section):
         return with_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
-    def _admitted_tokens_count(self) -> TrainConfig:
+    def _admitted_tokens_count(self) -> "TrainConfig":
         if self.max_token_age is not None and self.max_token_age < self.max_staleness:
             raise ValueError(
                 f"train.max_token_age = {self.max_token_age} masks tokens that train.max_staleness "

@@ -1,7 +1,5 @@
 """Sections of the configuration about workers: rollout, fleet and its providers."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 
@@ -119,7 +117,7 @@ class RolloutConfig(Section):
         return name
 
     @model_validator(mode="after")
-    def _environment_fits(self) -> RolloutConfig:
+    def _environment_fits(self) -> "RolloutConfig":
         if self.environment is None:
             if self.openai:
                 raise ValueError(
@@ -203,7 +201,7 @@ class FleetConfig(Section):
     """Restarts of one process within ten minutes after which the run is declared failed."""
 
     @model_validator(mode="after")
-    def _bounded(self) -> FleetConfig:
+    def _bounded(self) -> "FleetConfig":
         scorers = self.scorers.values() if isinstance(self.scorers, dict) else [self.scorers]
         counts = {"policy": [self.policy], "rollout": [self.rollout], "scorers": scorers}
         for role, desired in counts.items():

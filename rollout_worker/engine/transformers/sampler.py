@@ -2,8 +2,6 @@
 number per row: a row's token depends only on its own logits, parameters and random number. A token
 of probability 0 is never drawn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -47,7 +45,7 @@ class SamplerRows:
     greedy: NDArray[np.bool_]
     uniform: NDArray[np.float32]  # In (0, 1)
 
-    def take(self, index: NDArray[np.int64]) -> SamplerRows:
+    def take(self, index: NDArray[np.int64]) -> "SamplerRows":
         return SamplerRows(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
