@@ -5,6 +5,7 @@ import gc
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ async def test_the_archive_keeps_no_memory_of_the_steps_that_it_has_written(tmp_
     """
     archiver = archiver_of(tmp_path, Long())
     archiver._writer = ArchiveWriter(tmp_path, 1, 8 << 20)
-    count, before = 0, 0.0
+    count, held = 0, []
     tracemalloc.start()
     try:
         for minute in range(30):
@@ -187,7 +188,9 @@ async def test_the_archive_keeps_no_memory_of_the_steps_that_it_has_written(tmp_
                 rows = {i: {"group_id": i, **facts} for i in ids}
                 archiver._steps.append(_Step(rows, [(i, 1) for i in ids], 10_000))
             await archiver.write()
-            before = held_kb() if minute == 9 else before
-        assert (held_kb() - before) / (20 * 60) < 0.5
+            if minute % 5 == 4:
+                held.append(held_kb())
+        # Something else in the process may load a library in one of the spans, a leak is in all.
+        assert min(after - before for before, after in pairwise(held)) / (5 * 60) < 0.5
     finally:
         tracemalloc.stop()
