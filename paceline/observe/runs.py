@@ -123,7 +123,8 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
 def can_extend(history: EventHistory, steps: Callable[[], int]) -> bool:
     """Return True if the run ended with its last step, and may go on to ``steps``. Its events tell:
     a later start that failed has written another summary."""
-    return history.status == "finished" and not history.reason and steps() > history.step
+    at_its_length = history.reason == "completed"
+    return history.status == "finished" and at_its_length and steps() > history.step
 
 
 def _rate(run: Projection, name: str) -> float | None:

@@ -189,4 +189,4 @@ def test_a_node_whose_workers_others_start_has_the_controllers_alone(
 
     done = node(config, "--dry-run", **SECOND)
     assert done.returncode == 2
-    assert "Start it on one node" in done.stderr
+    assert "start it on one node" in done.stderr

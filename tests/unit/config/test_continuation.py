@@ -47,8 +47,8 @@ def test_what_begins_no_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("history", "extends"),
     [
-        (EventHistory(status="finished", step=100), True),
-        (EventHistory(status="finished", step=200), False),
+        (EventHistory(status="finished", reason="completed", step=100), True),
+        (EventHistory(status="finished", reason="completed", step=200), False),
         (EventHistory(status="finished", reason="paceline stop", step=50), False),
         (EventHistory(status="interrupted", reason="interrupted", step=50), False),
         (EventHistory(), False),
