@@ -88,9 +88,8 @@ class Packing:
     """by_head() of the numbers of heads that the row's layers have."""
 
     def by_head(self, heads: int, groups: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Gathers and collapse for rows of single heads, [T * H, D]: the gathers of each block for
-        its queries, int64 [N * H * L], and for its keys, [N * Hkv * L]; and int64 [T * H], the
-        outputs of each token in the blocks' concatenation."""
+        """For single heads [T * H, D]: int64 gathers of each block's queries [N * H * L] and
+        keys [N * Hkv * L], and of the tokens' outputs [T * H] in the blocks' concatenation."""
         if (heads, groups) not in self.indices:
             gathers, places, start = [], [], 0
             for block in self.blocks:
