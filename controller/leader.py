@@ -1,4 +1,4 @@
-"""The leader of a run: the controller that holds the lease decides what every request changes.
+"""Leader: the controller that holds the lease, and decides what every request changes.
 
     handlers ─execute─► ledger ─events─► group commit ─flush─► journal (Redis)
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable

@@ -1,4 +1,4 @@
-"""One of several controllers of a run: it leads, or stands by with a hot copy of the ledger.
+"""Replicated controller: it leads, or stands by with a hot copy of the ledger.
 
     requests ──► Leader             while this process leads
              └─► refusal + hint     while it stands by

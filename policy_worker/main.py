@@ -1,4 +1,4 @@
-"""A policy worker follows the controller's directives, one training step after the other.
+"""Policy worker: follows the controller's directives, one training step after the other.
 
     directive ─┬─ no mesh ────────► leave it; draining: finish and exit
                ├─ another epoch ──► form ─► restore | receive_state | send_state ─┐

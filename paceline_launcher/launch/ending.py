@@ -1,4 +1,4 @@
-"""Write what a run leaves at its end: the export of its newest checkpoint, and summary.json."""
+"""End of a run: export of its newest checkpoint, and summary.json."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Rollout worker that leases tasks, submits groups and loads weights, without an engine."""
+"""Simulated rollout worker: leases, groups and weights, without an engine."""
 
 import asyncio
 from collections.abc import Callable
