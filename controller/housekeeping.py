@@ -1,7 +1,7 @@
 """Housekeeping: run files, metric sinks, snapshots, and deletion of covered payloads.
 
-A leader deletes payloads once a checkpoint covers them. None of it may hold up a request, and none of it is needed for
-the next: if Redis is away it is left to the next time, or to the next leader."""
+None of it may hold up a request, and none of it is needed for the next: if Redis is away it is left
+to the next time, or to the next leader."""
 
 import asyncio
 import contextlib

@@ -11,6 +11,7 @@ a process that cannot lead yet can say so.
 import asyncio
 import contextlib
 import gc
+import hashlib
 import json
 import keyword
 import logging
@@ -117,6 +118,7 @@ async def serve(
         host=socket.gethostname(),
         pid=os.getpid(),
         nonce=secrets.token_hex(8),
+        fleet=hashlib.sha256(f"fleet {token}".encode()).hexdigest()[:12],
     )
     local = is_loopback(config.redis.host)
     worker_url = endpoint.worker_url if local else endpoint.worker_url_at(host)

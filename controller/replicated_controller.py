@@ -40,6 +40,7 @@ PRESENCE_S = 1.0
 EDITED_S = 30.0
 """How long a standby's config may differ from the leader's: a new leader takes its own over at
 once."""
+FOREIGN_LEASES = 3  # Lease times for which a leader of another fleet may lead
 STALE_PEER_S = 3600.0
 READING = "reading the journal"
 """Trouble of a controller that has led, until it has a copy of the ledger again."""
@@ -159,6 +160,7 @@ class Controller:
         event(log, "standing by", at=replica.at.entry)
         block_ms = self.FOLLOW_MS
         edited_since: float | None = None
+        foreign_since: float | None = None
         while True:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
@@ -167,6 +169,7 @@ class Controller:
             # Back in the very millisecond in which a lease that is not renewed runs out.
             block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
+                foreign_since = self._check_fleet(holder, foreign_since)
                 edited_since = self._check_edited(holder, edited_since)
                 self.hint = holder.address if holder.nonce != self.identity.nonce else ""
                 continue
@@ -177,6 +180,20 @@ class Controller:
                 term = await stores.election.acquire(replica.ledger.state.term)
                 if term is not None:
                     return term
+
+    def _check_fleet(self, leader: LeaderIdentity, since: float | None) -> float | None:
+        """Since when a controller with another token leads. Raises BadInput if it goes on: a killed
+        one's lease runs out. As the next leader, this one would refuse that fleet's workers."""
+        if leader.fleet in ("", self.identity.fleet):
+            return None
+        now = self.clock.monotonic()
+        if now - (since or now) <= FOREIGN_LEASES * self.config.controller.leader_lease_s:
+            return since or now
+        raise BadInput(
+            f"run {self.config.run.name!r} in this Redis is led by {leader.controller_id} at "
+            f"{leader.address} (pid {leader.pid} on {leader.host}), a controller of another fleet, "
+            "with another token. Choose another run.name, or stop that fleet first"
+        )
 
     def _check_edited(self, leader: LeaderIdentity, since: float | None) -> float | None:
         """Since when this controller's config differs from the leader's in what a run may change.

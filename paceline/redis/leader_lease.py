@@ -32,6 +32,7 @@ class LeaderIdentity:
     pid: int
     nonce: str
     """Random at each start: a restarted process with the same id and pid is another candidate."""
+    fleet: str = ""  # The same for all processes that share the run's token; empty: not known
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
