@@ -227,12 +227,6 @@ class Group(_message.Message):
     prompt_cut: int
     def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., prompt_text: _Optional[str] = ..., prompt_cut: _Optional[int] = ...) -> None: ...
 
-class Groups(_message.Message):
-    __slots__ = ("groups",)
-    GROUPS_FIELD_NUMBER: _ClassVar[int]
-    groups: _containers.RepeatedCompositeFieldContainer[Group]
-    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
-
 class GroupMeta(_message.Message):
     __slots__ = ("task", "kind", "digest", "prompt_tokens", "prompt_cut", "generate_s", "reward_s", "min_version", "max_version", "token_versions", "sequence_versions", "lengths", "rewards", "answers", "truncated")
     TASK_FIELD_NUMBER: _ClassVar[int]
