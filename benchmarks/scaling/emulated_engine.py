@@ -103,6 +103,7 @@ class EmulatedEngine(Engine):
     async def start(self) -> None:
         self._boundary = time.monotonic()
         self._loop = asyncio.create_task(self._run())
+        self._loop.add_done_callback(self._ended)
 
     async def generate(self, request: Request) -> tuple[Completion, ...]:
         self.check(request)
@@ -133,6 +134,10 @@ class EmulatedEngine(Engine):
                 pending.completions[row.index] = self._completion(row, Finish.PARTIAL)
         pending.result.set_exception(Aborted(request_id, tuple(pending.completions)))
         pending.result.exception()  # its caller may have been cancelled as well
+
+    async def until_failure(self) -> None:
+        assert self._loop is not None, "not started"
+        await asyncio.shield(self._loop)
 
     async def load_weights(self, version: int, tensors: Mapping[str, Any]) -> float:
         """Takes the time of a transfer and of a swap; ``tensors`` are not looked at."""
@@ -167,6 +172,13 @@ class EmulatedEngine(Engine):
         rng = np.random.default_rng(request.params.seed)
         (lengths,) = self._draws.draw(rng, 1, request.count)
         return [int(length) for length in lengths]
+
+    def _ended(self, loop: asyncio.Task[None]) -> None:
+        if loop.cancelled() or (error := loop.exception()) is None:
+            return
+        for pending in self._pending.values():
+            if not pending.result.done():
+                pending.result.set_exception(error)
 
     # ---- the device
 
@@ -209,8 +221,6 @@ class EmulatedEngine(Engine):
             self._boundary += steps * token_s
             for row in self._running:
                 self._grow(row, min(steps, row.length - row.done))
-            s = self._stats
-            self._stats = replace(s, steps=s.steps + steps)
             ended = [row for row in self._running if row.done >= row.length]
             self._running = [row for row in self._running if row.done < row.length]
             for row in ended:
