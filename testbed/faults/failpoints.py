@@ -213,13 +213,15 @@ class Trap:
 
     def _generate(self) -> None:
         def make(whole: Any) -> Any:
-            async def produce(*arguments: Any) -> Any:
+            async def scored_group(*arguments: Any) -> Any:
                 self._soon(0.005)
                 return await whole(*arguments)
 
-            return produce
+            return scored_group
 
-        self._replace(_module("rollout_worker.tasks.group_producer").GroupProducer, "produce", make)
+        # Not ``produce``: the task runner has bound it already.
+        producer = _module("rollout_worker.tasks.group_producer").GroupProducer
+        self._replace(producer, "_scored_group", make)
 
     def _submit(self) -> None:
         def make(whole: Any) -> Any:
