@@ -26,7 +26,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,7 +45,7 @@ PROMPTS, GROUP_SIZE, MAX_TOKENS = 32, 8, 24
 SEQUENCES = PROMPTS * GROUP_SIZE
 SLOTS = (256, 128)
 
-Round = Callable[[int], Awaitable[int]]
+Round = Callable[[int], Coroutine[Any, Any, int]]
 """Generates the batch with this seed and returns how many tokens it has."""
 
 

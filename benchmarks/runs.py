@@ -249,7 +249,8 @@ def dropped_share(summary: Mapping[str, Any], group_size: int = 8) -> float:
     """Share of the generated groups that were dropped for their age."""
     dropped = summary["groups_dropped"]
     late = dropped.get("stale", 0) + dropped.get("expired", 0)
-    return late / (late + summary["samples_trained"] / group_size)
+    share: float = late / (late + summary["samples_trained"] / group_size)
+    return share
 
 
 def exact_match(model_dir: Path) -> float:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 DEMO = Path(__file__).resolve().parent.parent / "examples" / "digit_sort"
 
@@ -38,14 +39,14 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     end = tokenizer.eos_token_id
 
-    def reward(completion_ids, answer, **_):
+    def reward(completion_ids: Any, answer: Any, **_: Any) -> list[float]:
         wanted = [[*tokenizer(text)["input_ids"], end] for text in answer]
         got = [list(ids) for ids in completion_ids]
         return [float(a == b) for a, b in zip(got, wanted, strict=True)]
 
     rewards: list[float] = []
 
-    def recorded(completion_ids, answer, **rest):
+    def recorded(completion_ids: Any, answer: Any, **rest: Any) -> list[float]:
         values = reward(completion_ids, answer, **rest)
         rewards.append(sum(values) / len(values))
         return values
@@ -55,7 +56,7 @@ def main() -> None:
 
         start = stop = cpu_start = cpu_stop = 0.0
 
-        def on_step_end(self, arguments, state, control, **_):
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
             now, cpu = time.perf_counter(), time.process_time()
             if state.global_step == args.warm_up:
                 self.start, self.cpu_start = now, cpu

@@ -137,7 +137,8 @@ class Counting(WeightPublisher):
             newest.bucket(i).numel() if (delta := newest.delta(i, base)) is None else delta.numel()
             for i in range(newest.manifest.buckets)
         ]
-        return sum(sizes) / newest.manifest.total_bytes
+        share: float = sum(sizes) / newest.manifest.total_bytes
+        return share
 
 
 if __name__ == "__main__":

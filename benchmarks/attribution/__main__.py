@@ -162,20 +162,20 @@ def _expected_row(one: Expected) -> dict[str, Any]:
 
 
 def _totals(fleet: TwoHosts, found: dict[str, Any], seconds: float) -> dict[str, Any]:
-    report = fleet.faults(limit_s=LEDGER_S).report()
+    faults = fleet.faults(limit_s=LEDGER_S)
     injections = found["injections"]
     # Those of the start, or that came between two injections: nobody has injected them.
-    others = report.faults - sum(len(one["faults"]) for one in injections)
+    others = faults.count - sum(len(one["faults"]) for one in injections)
     return {
         "share": attributed_share(injections, others),
-        "faults": report.faults,
-        "known": report.attributed,
+        "faults": faults.count,
+        "known": faults.attributed,
         "other_faults": others,
         "seconds": seconds,
-        "lost_s": report.lost_s,
-        "of_faults_s": sum(total.lost_s for total in report.causes.values()),
-        "training_share": report.training_share,
-        "report": report.sentence,
+        "lost_s": faults.lost_s,
+        "of_faults_s": sum(faults.lost_by_cause.values()),
+        "training_share": faults.training_share,
+        "report": faults.sentence,
     }
 
 

@@ -99,7 +99,7 @@ class TwoHosts(Fleet):
 
     def leader(self) -> str:
         status = self.status()
-        return next(c.controller_id for c in status.controllers if c.state == "leader")
+        return str(next(c.controller_id for c in status.controllers if c.state == "leader"))
 
     def faults(self, limit_s: float = 0.0) -> Faults:
         """The faults that the journal tells of. ``limit_s``: how long Redis may be away."""

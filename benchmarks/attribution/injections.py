@@ -180,7 +180,7 @@ def _until_dead(scene: Scene, name: str) -> None:
             states = {w.worker_id: w.state for w in scene.fleet.status(timeout_s=5.0).workers}
         except ControlPlaneUnavailable:
             return False
-        return states.get(name, "dead") == "dead"
+        return bool(states.get(name, "dead") == "dead")
 
     scene.fleet.until(dead, NOTICED_S)
 

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from paceline.config.schema import Config
+from paceline.ids import Step, Version
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer
@@ -98,7 +99,7 @@ def make_gradients(model: nn.Module, config: Config, device: torch.device) -> Gr
         )
         model.train()
     optimizer = build_optimizer({"policy": model}, config.train)
-    return Gradients(TrainState({"policy": model}, optimizer, 0, 0, config), device)
+    return Gradients(TrainState({"policy": model}, optimizer, Step(0), Version(0), config), device)
 
 
 def make_group(shape: Shape, row_tokens: int, seed: int = 0) -> rollout_pb2.Group:

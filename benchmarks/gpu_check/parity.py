@@ -15,6 +15,7 @@ from benchmarks.gpu_check.models import (
     run_config,
     trained_tokens,
 )
+from paceline.ids import Step, Version
 from policy_worker.objectives.batch import StepTotals, decode
 
 ROW_TOKENS = 512
@@ -56,7 +57,7 @@ def measured(device: torch.device, dtype: str, attention: str = "sdpa") -> tuple
     micro = gradients.forwards.pack(batch, np.arange(len(batch.length)), device)
     with torch.no_grad():
         logprobs = gradients.forwards.scores(micro)[0].logprobs.detach().cpu()
-    totals = StepTotals(1, 0, trained_tokens(group), len(group.completions))
+    totals = StepTotals(Step(1), Version(0), trained_tokens(group), len(group.completions))
     gradients.begin(totals, [(group.task.task_id, group.task.attempt)])
     gradients.add([group])
     flat = torch.cat(

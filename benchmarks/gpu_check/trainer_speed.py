@@ -17,6 +17,7 @@ from benchmarks.gpu_check.models import (
     trained_tokens,
 )
 from paceline.config.schema import Config
+from paceline.ids import Step, Version
 from paceline.memory_plan import memory_plan
 from paceline.model_shape import shape_of
 from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
@@ -62,7 +63,7 @@ def trainer_speed(
     for step in range(1, STEPS + 2):
         _wait(device)
         begun = time.perf_counter()
-        totals = StepTotals(step, step - 1, tokens, len(group.completions))
+        totals = StepTotals(Step(step), Version(step - 1), tokens, len(group.completions))
         gradients.begin(totals, [(group.task.task_id, group.task.attempt)])
         gradients.add([group])
         torch.nn.utils.clip_grad_norm_(gradients.parameters, 1.0)

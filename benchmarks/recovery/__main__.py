@@ -16,17 +16,16 @@ import os
 import statistics
 import tempfile
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import runs
 from benchmarks.recovery import controllers, policies, redis_servers, rollouts
-from benchmarks.recovery.case import Trial
+from benchmarks.recovery.case import Inject, Trial
 from benchmarks.recovery.fleet_fixtures import GROUNDS, HOSTS
 from testbed.faults.network_namespaces import why_not
 
-TRIALS: dict[str, Callable[[Any], Trial]] = {
+TRIALS: dict[str, Inject] = {
     **controllers.TRIALS,
     **redis_servers.TRIALS,
     **policies.TRIALS,

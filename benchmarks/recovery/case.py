@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from testbed.fleets.fleet import Event, Fleet
 
@@ -18,6 +19,10 @@ class Trial:
     """Work done again."""
     joined_s: float | None = None
     """Time from the replacement's registration (its model is loaded) to its first share of work."""
+
+
+Inject = Callable[[Any], Trial]
+"""Injects a fault into the fleet of its ground, and reads what came of it."""
 
 
 def kind(name: str) -> Callable[[Event], bool]:

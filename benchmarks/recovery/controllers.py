@@ -3,7 +3,7 @@
 import signal
 import time
 
-from benchmarks.recovery.case import SERVE_LIMIT_S, Trial, commit_after, kind
+from benchmarks.recovery.case import SERVE_LIMIT_S, Inject, Trial, commit_after, kind
 from testbed.faults.network_namespaces import HUB
 from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.local_run import Up
@@ -41,7 +41,7 @@ def standby_killed(fleet: LaunchedFleet) -> Trial:
 
     def back() -> bool:
         found = {c.controller_id: (c.pid, c.state) for c in fleet.status().controllers}
-        return found.get(standby, (before.pid, ""))[0] != before.pid
+        return bool(found.get(standby, (before.pid, ""))[0] != before.pid)
 
     fleet.until(back)
     return Trial(None, time.time() - t0)
@@ -78,7 +78,7 @@ def power_cut(fleet: LaunchedFleet) -> Trial:
     return Trial(None, committed - killed, f"{steps} steps since the checkpoint")
 
 
-TRIALS = {
+TRIALS: dict[str, Inject] = {
     "leader-kill": lambda fleet: leader_falls(fleet, signal.SIGKILL),
     "leader-stop": lambda fleet: leader_falls(fleet, signal.SIGSTOP),
     "leader-cut": leader_cut_off,

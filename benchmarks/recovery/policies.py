@@ -8,6 +8,7 @@ import psutil
 
 from benchmarks.recovery.case import (
     SERVE_LIMIT_S,
+    Inject,
     Trial,
     between,
     commit_after,
@@ -121,7 +122,7 @@ def replicas_apart(cluster: NamespacedFleet) -> Trial:
     return Trial(None, committed - healed)
 
 
-TRIALS = {
+TRIALS: dict[str, Inject] = {
     **{
         f"policy-{instant}": replica_falls(instant)
         for instant in ("idle", "forward", "reduce", "vote", "commit", "send")

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from benchmarks.recovery.case import Trial, commit_after, longest_gap
+from benchmarks.recovery.case import Inject, Trial, commit_after, longest_gap
 from benchmarks.recovery.fleet_fixtures import ForeignRedis, WatchedByThree
 from paceline.redis.client import connect_sync
 from testbed.fleets.launched_fleet import LaunchedFleet
@@ -103,7 +103,7 @@ def _says(fleet: LaunchedFleet, phase: str) -> float:
     return time.time()
 
 
-TRIALS = {
+TRIALS: dict[str, Inject] = {
     "redis-kill": embedded_killed,
     "redis-stop": stopped,
     "redis-full": full,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.recovery.case import (
     SERVE_LIMIT_S,
+    Inject,
     Trial,
     between,
     longest_gap,
@@ -89,7 +90,7 @@ def weights_cut_off(cluster: NamespacedFleet) -> Trial:
     return Trial(None, longest_gap(cluster, at))
 
 
-TRIALS = {
+TRIALS: dict[str, Inject] = {
     **{
         f"rollout-{instant}": rollout_falls(instant)
         for instant in ("generate", "submit", "receive")

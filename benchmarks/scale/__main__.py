@@ -55,7 +55,7 @@ class Fleet:
         self.do(cmd.start_run(_spec(rollouts, policies)))
         self.liveness.begin(self.ledger, self.now)
 
-    def do(self, command: cmd.Command) -> Any:
+    def do(self, command: cmd.Command[Any]) -> Any:
         """Executes a command like the leader, which closes and encodes its batch."""
         events, reply = self.ledger.execute(command, self.now)
         if any(event.directs for event in events):

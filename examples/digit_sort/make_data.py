@@ -29,7 +29,7 @@ def draw(rng: random.Random) -> dict[str, str]:
 
 def draw_distinct(rng: random.Random, count: int, taken: set[str]) -> list[dict[str, str]]:
     """``count`` rows whose prompts are not in ``taken``; adds them to it."""
-    rows = []
+    rows: list[dict[str, str]] = []
     while len(rows) < count:
         row = draw(rng)
         if row["prompt"] not in taken:
@@ -40,7 +40,7 @@ def draw_distinct(rng: random.Random, count: int, taken: set[str]) -> list[dict[
 
 def pairs_of(rng: random.Random, rows: list[dict[str, str]], count: int) -> list[dict[str, str]]:
     """Pairs of the first ``count`` rows that have two digits that differ."""
-    pairs = []
+    pairs: list[dict[str, str]] = []
     for row in rows:
         right = row["answer"]
         places = [i for i in range(len(right) - 1) if right[i] != right[i + 1]]

@@ -99,10 +99,12 @@ def exact_match(model: Qwen3ForCausalLM, rng: random.Random, count: int) -> floa
     tokens, labels = supervised_batch(rng, count)
     best = model(input_ids=tokens).logits[:, :-1].argmax(-1)
     wanted = labels[:, 1:]
-    return ((best == wanted) | (wanted == IGNORED)).all(1).float().mean().item()
+    return float(((best == wanted) | (wanted == IGNORED)).all(1).float().mean())
 
 
-def train(size: str, *, seed: int, target: float, batch: int, lr: float, most: int):
+def train(
+    size: str, *, seed: int, target: float, batch: int, lr: float, most: int
+) -> tuple[Qwen3ForCausalLM, float]:
     """Supervised training until ``target``; returns the model and the exact match it stopped at."""
     torch.manual_seed(seed)
     rng = random.Random(f"warm start {seed}")

@@ -174,7 +174,7 @@ def solved(model: torch.nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -
     """Share of rows whose greedy answer is the solution, word for word."""
     best = model(input_ids=tokens).logits[:, :-1].argmax(-1)
     wanted = labels[:, 1:]
-    return ((best == wanted) | (wanted == IGNORED)).all(1).float().mean().item()
+    return float(((best == wanted) | (wanted == IGNORED)).all(1).float().mean())
 
 
 def teach(

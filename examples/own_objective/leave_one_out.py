@@ -29,8 +29,9 @@ class LeaveOneOut(Objective):
         """Reward minus the mean of the group's other samples."""
         group = batch.group_of
         others = np.maximum(batch.sequences - 1, 1)[group]
-        total: NDArray[np.float64] = np.bincount(group, batch.reward)[group]
-        return batch.reward - (total - batch.reward) / others
+        total = np.bincount(group, batch.reward)[group]
+        result: NDArray[np.float64] = batch.reward - (total - batch.reward) / others
+        return result
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         log_weight = (scores.before - tokens.behaviour).clamp(-20.0, 20.0)

@@ -6,10 +6,11 @@ It is loaded by way of PYTHONPATH. Until the signal nothing in the process is ch
 
 import os
 import signal
+from types import FrameType
 
 if "PACELINE_INSTANTS" in os.environ:
 
-    def _arm(number, frame):
+    def _arm(number: int, frame: FrameType | None) -> None:
         from testbed.faults.failpoints import arm
 
         arm()

@@ -20,9 +20,7 @@ SMALL = {"group_size": 4, "max_tokens": 16}
 
 
 @contextmanager
-def running_controllers(
-    directory: Path, number: int = 1, **sections: dict[str, Any]
-) -> Iterator[Controllers]:
+def running_controllers(directory: Path, number: int = 1, **sections: Any) -> Iterator[Controllers]:
     """``number`` started controllers of a small run; ``sections`` go into its config."""
     sections.setdefault("rollout", {})
     sections["rollout"] = {**SMALL, **sections["rollout"]}
@@ -60,7 +58,9 @@ def assert_sound(redis_url: str) -> dict[str, Any]:
 
 
 async def status(control: ControlPlane) -> admin_pb2.StatusReply:
-    return await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 20.0)
+    request = admin_pb2.StatusRequest()
+    reply: admin_pb2.StatusReply = await control.call("AdminService.GetStatus", request, 20.0)
+    return reply
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:

@@ -91,7 +91,8 @@ class Fleet:
         call = self._control.call(
             "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=timeout_s
         )
-        return self._loop.run(call)
+        reply: admin_pb2.StatusReply = self._loop.run(call)
+        return reply
 
     def workers(self) -> dict[str, admin_pb2.WorkerStatus]:
         return {w.worker_id: w for w in self.status().workers if w.state != "dead"}

@@ -25,7 +25,7 @@ def _counts(fleet: Mapping[str, Any]) -> dict[str, int]:
 class LaunchedFleet(Fleet):
     """``paceline up`` of a small model until ``close``. ``redis_url``: not the embedded Redis."""
 
-    def __init__(self, where: Path, *, redis_url: str = "", **sections: dict[str, Any]) -> None:
+    def __init__(self, where: Path, *, redis_url: str = "", **sections: Any) -> None:
         super().__init__()
         self._redis_url = redis_url
         if redis_url:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.redis.server import find_server
 from paceline.rpc.addresses import free_ports
@@ -28,7 +28,7 @@ class NamespacedFleet(Fleet):
     """Controllers and workers, started by hand, each on a host of its own; needs root."""
 
     controllers: tuple[str, ...] = CONTROLLERS
-    workers_by_role: Mapping[str, str] = WORKERS
+    workers_by_role: ClassVar[Mapping[str, str]] = WORKERS
     more_hosts: tuple[str, ...] = ()
 
     def __init__(self, where: Path) -> None:
@@ -71,7 +71,7 @@ class NamespacedFleet(Fleet):
         for name, role in self.workers_by_role.items():
             self._run(self.hosts.on(name, self.command(role, "--id", name)))
 
-    def write_config(self, where: Path, **sections: dict[str, Any]) -> Path:
+    def write_config(self, where: Path, **sections: Any) -> Path:
         return write_run(
             where,
             train={"steps": 1_000_000, "checkpoint_every": 20, "eval_every": 1_000_000},

@@ -35,7 +35,7 @@ class ReplicaOnHosts(NamespacedFleet):
         self.spread: dict[str, list[subprocess.Popen[bytes]]] = {LEFT: [], RIGHT: []}
         super().__init__(where)
 
-    def write_config(self, where: Path, **sections: dict[str, Any]) -> Path:
+    def write_config(self, where: Path, **sections: Any) -> Path:
         path = write_run(
             where,
             data={"completion_field": "answer"},

@@ -41,7 +41,12 @@ class Timings:
 
 
 def make_group(
-    task: common_pb2.TaskRef, *, completions: int, tokens: int, version: int, kind: int = 1
+    task: common_pb2.TaskRef,
+    *,
+    completions: int,
+    tokens: int,
+    version: int,
+    kind: rollout_pb2.TaskKind = rollout_pb2.TASK_KIND_TRAIN,
 ) -> rollout_pb2.Group:
     """A valid group of ``completions`` sequences of ``tokens`` tokens each."""
     ids = np.arange(1, tokens + 1, dtype="<i4").tobytes()
@@ -118,6 +123,10 @@ class FakeWorker:
         self.payloads = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         self._running = asyncio.create_task(self.session.run())
 
+    async def work(self, stopped: Callable[[], bool]) -> None:
+        """Does its part until ``stopped`` or the run has ended."""
+        raise NotImplementedError
+
     async def stop(self, *, goodbye: bool = True) -> None:
         if goodbye:
             self.lifecycle = worker_pb2.LIFECYCLE_STOPPED
@@ -175,7 +184,7 @@ class FakeRollout(FakeWorker):
         self.lease_seq += 1
         version = self.version
         began = time.perf_counter()
-        reply = await self.control.call(
+        reply: rollout_pb2.LeaseReply = await self.control.call(
             "RolloutService.LeaseTasks",
             rollout_pb2.LeaseRequest(
                 caller=self.session.caller,

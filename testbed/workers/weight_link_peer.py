@@ -181,7 +181,7 @@ def pace_sockets(bytes_per_s: int) -> None:
             with socket.socket(fileno=os.dup(end.descriptor)) as connection:
                 connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_s)
 
-    GlooBackend.__init__ = slow  # type: ignore[method-assign]
+    GlooBackend.__init__ = slow  # type: ignore[assignment, method-assign]
 
 
 def main() -> None:

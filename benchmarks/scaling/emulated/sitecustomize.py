@@ -9,10 +9,13 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
 
 
-def emulate_engine(module):
-    def make_engine(config, tokenizer):
+def emulate_engine(module: Any) -> None:
+    def make_engine(config: Any, tokenizer: Any) -> Any:
         from benchmarks.scaling.device_times import DeviceTimes
         from benchmarks.scaling.emulated_engine import EmulatedEngine
 
@@ -21,31 +24,37 @@ def emulate_engine(module):
     module.make_engine = make_engine
 
 
-def emulate_training(module):
+def emulate_training(module: Any) -> None:
     from benchmarks.scaling.device_times import DeviceTimes
     from benchmarks.scaling.emulated_training import take_device_time
 
     take_device_time(module.Trainer, DeviceTimes.from_environment())
 
 
-EMULATED = {"rollout_worker.engine": emulate_engine, "policy_worker.trainer": emulate_training}
+EMULATED: dict[str, Callable[[Any], None]] = {
+    "rollout_worker.engine": emulate_engine,
+    "policy_worker.trainer": emulate_training,
+}
 
 
-class Finder(importlib.abc.MetaPathFinder):
+class Loader(importlib.machinery.SourceFileLoader):
     """Changes a module once it is executed: at the start of the interpreter it is too early for
     torch."""
 
-    def find_spec(self, name, path=None, target=None):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        EMULATED[self.name](module)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name not in EMULATED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            EMULATED[name](module)
-
-        spec.loader.exec_module = exec_module
+        if spec is not None and spec.origin is not None:
+            spec.loader = Loader(name, spec.origin)
         return spec
 
 
