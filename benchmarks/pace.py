@@ -75,11 +75,12 @@ def run(root: Path, overrides: dict[str, Any], warm_up: int) -> dict[str, Any]:
 
 
 def ratios(pairs: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Ratios this / other of each pair, for the rate and for the CPU seconds of each role."""
+    """Ratios this / other of each pair, for the rate and for the CPU seconds of each role that all
+    runs have: a checkout may have other roles."""
     found = {
         "samples_per_s": [p["this"]["samples_per_s"] / p["other"]["samples_per_s"] for p in pairs]
     }
-    roles = set(pairs[0]["this"]["cpu_s_per_step"]) & set(pairs[0]["other"]["cpu_s_per_step"])
+    roles = set.intersection(*(set(run["cpu_s_per_step"]) for p in pairs for run in p.values()))
     for role in sorted(roles):
         used = [[p[name]["cpu_s_per_step"][role] for name in ("this", "other")] for p in pairs]
         if all(other > 0 for _, other in used):

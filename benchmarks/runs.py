@@ -22,17 +22,13 @@ from typing import Any
 
 import psutil
 
+from paceline.observe.fleet_file import FleetRecord
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO = REPOSITORY / "examples" / "digit_sort"
 RESULTS = REPOSITORY / "benchmarks" / "results"
 SCRATCH = REPOSITORY / "runs" / "bench"
 ONE_OF_EACH = {"fleet.controllers": 1, "fleet.policy": 1, "fleet.rollout": 1}
-ROLES = {
-    "redis-server": "redis",
-    "controller": "controller",
-    "policy_worker": "policy",
-    "rollout_worker": "rollout",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,7 @@ class _CpuWatch:
         self._samples: list[tuple[float, dict[str, float]]] = []
 
     def start(self, pid: int, run_dir: Path) -> None:
-        self._thread = threading.Thread(target=self._run, args=(pid, str(run_dir)), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(pid, run_dir), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -151,46 +147,46 @@ class _CpuWatch:
         last = min(self._samples, key=lambda s: abs(s[0] - ended))[1]
         return {role: last[role] - first.get(role, 0.0) for role in last}
 
-    def _run(self, pid: int, run_dir: str) -> None:
+    def _run(self, pid: int, run_dir: Path) -> None:
         roles: dict[int, str] = {}
         # A process that has ended keeps what it used: else a role would shrink at the end of a run.
         spent: dict[int, float] = {}
         while not self._over.wait(self.INTERVAL_S):
-            for process in self._processes(pid, run_dir):
+            recorded = _recorded(run_dir)
+            for process in _processes(pid, recorded):
                 try:
-                    if process.pid not in roles:
-                        roles[process.pid] = _role(process.cmdline())
-                    times = process.cpu_times()
+                    times, parent = process.cpu_times(), process.ppid()
                 except psutil.Error:
                     continue
+                # Anew each time: a process runs for a moment before it is recorded. What it starts,
+                # a pool of rewards for example, counts for its role.
+                roles[process.pid] = recorded.get(process.pid) or roles.get(parent, "supervisor")
                 spent[process.pid] = times.user + times.system
             used: dict[str, float] = {}
             for number, seconds in spent.items():
                 used[roles[number]] = used.get(roles[number], 0.0) + seconds
             self._samples.append((time.time(), used))
 
-    def _processes(self, pid: int, run_dir: str) -> list[psutil.Process]:
-        try:
-            root = psutil.Process(pid)
-            found = [root, *root.children(recursive=True)]
-        except psutil.Error:
-            return []
-        # Redis has a session of its own and outlives its starter: it is no descendant for long.
+
+def _recorded(run_dir: Path) -> dict[int, str]:
+    """Roles by process id, as the launcher has recorded them."""
+    record = FleetRecord.read(run_dir)
+    if record is None:
+        return {}
+    redis = {one.pid: "redis" for one in record.redis if one.alive()}
+    return redis | {one.pid: process.role for process in record.processes for one in process.ids}
+
+
+def _processes(pid: int, recorded: Mapping[int, str]) -> list[psutil.Process]:
+    """``pid`` and its descendants, each after its parent, and Redis, which outlives its starter."""
+    try:
+        root = psutil.Process(pid)
+        found = [root, *root.children(recursive=True)]
         known = {process.pid for process in found}
-        for process in psutil.process_iter(["name", "cwd"]):
-            info = process.info
-            ours = info["name"] == "redis-server" and (info["cwd"] or "").startswith(run_dir)
-            if ours and process.pid not in known:
-                found.append(process)
-        return found
-
-
-def _role(command: Sequence[str]) -> str:
-    for word in command:
-        for mark, role in ROLES.items():
-            if Path(word).name == mark or word == mark:
-                return role
-    return "supervisor"
+        more = [n for n, role in recorded.items() if role == "redis" and n not in known]
+        return [*found, *map(psutil.Process, more)]
+    except psutil.Error:
+        return []
 
 
 def dotted(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
