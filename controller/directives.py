@@ -76,7 +76,7 @@ def directive_of(
     )
     if traits.mesh:
         directive.checkpoint_step = due_checkpoint(state)
-        if mesh is not None and _is_member(state, worker):
+        if mesh is not None and state.fleet.in_mesh(worker):
             members = [message_of(worker_pb2.MeshMember, member) for member in mesh.members]
             directive.mesh.CopyFrom(message_of(worker_pb2.PolicyMesh, mesh, members=members))
     if traits.leases:
@@ -98,15 +98,11 @@ def _lifecycle(state: State, worker: Worker) -> worker_pb2.Lifecycle:
     return worker_pb2.LIFECYCLE_DRAINING if busy or unknown else worker_pb2.LIFECYCLE_STOPPED
 
 
-def _is_member(state: State, worker: Worker) -> bool:
-    return state.fleet.in_mesh(worker.worker_id, worker.incarnation)
-
-
 def _in_mesh(state: State, worker: Worker) -> bool:
     """True if the mesh counts on the replica: as a member, or for the epoch after a broken one."""
     holds = worker.state_version == state.versions.version
     counts = state.fleet.whole_mesh is not None or state.steps.open is not None or holds
-    return counts and _is_member(state, worker)
+    return counts and state.fleet.in_mesh(worker)
 
 
 def _links(state: State, worker: Worker) -> Iterator[worker_pb2.WeightsLink]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from controller.ledger.decisions.standby_workers import missing_at_work
-from controller.ledger.enums import Kind, Phase, Role
+from controller.ledger.enums import Kind, Role
 from controller.ledger.state.fleet import Fleet
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
@@ -123,7 +123,7 @@ def _steps(s: State) -> Iterator[str]:
     mesh = s.fleet.mesh
     if mesh is None or mesh.epoch != step.mesh_epoch:
         yield f"step {step.step} belongs to epoch {step.mesh_epoch}, not to the mesh"
-    elif set(step.shards) != {m.worker_id for m in mesh.members}:
+    elif set(step.shards) != set(mesh.names):
         yield f"step {step.step} has shards of others than the members of epoch {mesh.epoch}"
     elif not set(step.votes) <= set(step.shards):
         yield f"a stranger has voted for step {step.step}"
@@ -170,9 +170,8 @@ def _fleet(s: State) -> Iterator[str]:
     for link in f.links.values():
         if link.generation > f.link_generation:
             yield f"link {link.generation} is newer than the newest, {f.link_generation}"
-    over = s.ended or s.phase is Phase.SUSPENDED
     sources = {w.worker_id for w in f.sources(newest)}
-    if sources and not over and (lost := [w for w in f.roots() if w.worker_id not in sources]):
+    if sources and not s.over and (lost := [w for w in f.roots() if w.worker_id not in sources]):
         yield f"{lost[0].worker_id} sends weights and does not hold the newest state"
     for receiver in f.links:
         found = [receiver]

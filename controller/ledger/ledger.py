@@ -8,7 +8,7 @@ from copy import copy
 from typing import Any, TypeVar
 
 from controller.ledger.codec import codec_of, decode, encode
-from controller.ledger.decisions import links, mesh, run, standby_workers, steps
+from controller.ledger.decisions import held_out, links, mesh, run, standby_workers, steps
 from controller.ledger.decisions.commands import Command, CommandRefused, Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
@@ -101,9 +101,5 @@ class Ledger(Decider):
         self.settle_evals(now)
 
     def settle_evals(self, now: float) -> None:
-        run.settle_evals(self, now)
+        held_out.settle_evals(self)
         run.settle_end(self, now)
-
-    def mend_mesh(self, now: float) -> None:
-        mesh.mend_mesh(self)
-        self.settle_fleet(now)

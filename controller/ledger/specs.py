@@ -243,6 +243,11 @@ class Member:
     tensor_host: str
     needs_state: bool
 
+    @property
+    def who(self) -> tuple[str, int]:
+        """(worker id, incarnation) of its process."""
+        return self.worker_id, self.incarnation
+
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
@@ -279,12 +284,15 @@ class MeshSpec:
     """No member holds the state: each loads ``checkpoint_path`` ("": the initial model)."""
     checkpoint_path: str
 
+    @property
+    def names(self) -> list[str]:
+        """Worker ids in rank order."""
+        return [member.worker_id for member in self.members]
+
     def rank(self, worker_id: str, incarnation: int) -> int:
         """-1 for a worker that is no member."""
-        for rank, member in enumerate(self.members):
-            if member.worker_id == worker_id and member.incarnation == incarnation:
-                return rank
-        return -1
+        members = (member.who for member in self.members)
+        return next((r for r, who in enumerate(members) if who == (worker_id, incarnation)), -1)
 
 
 @dataclass(frozen=True, slots=True)

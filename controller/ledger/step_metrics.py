@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason
 from controller.ledger.specs import GroupMeta, StatValue
 from controller.ledger.state.state import State
-from controller.ledger.state.steps import Vote
+from controller.ledger.state.steps import OpenStep, Vote
 from controller.ledger.state.tasks import GroupSizes, ordinal_of
 from controller.ledger.state.token_ages import token_age, token_ages, trained_tokens
 from paceline.ids import Step
@@ -68,19 +68,15 @@ _MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
 """Statistics of votes whose maximum is reported beside the mean."""
 
 
-def step_metrics(
-    state: State, groups: Sequence[GroupMeta], votes: Iterable[Vote], now: float
-) -> dict[str, float]:
+def step_metrics(state: State, step: OpenStep, now: float) -> dict[str, float]:
     """Metrics of the open step at its commit. Times in seconds, staleness in steps."""
-    step = state.steps.open
-    assert step is not None
+    groups = [state.meta(task_id) for task_id in step.groups]
     sequences = sum(g.sequences for g in groups)
     tokens = sum(trained_tokens(state, g, step.step) for g in groups)
     step_s = max(now - state.steps.last_commit_t, 1e-6)
     if now < state.steps.last_commit_t:
         step_s = math.nan  # the clock was set back: no rate is better than a rate of billions
-    votes = list(votes)
-    book = state.tasks
+    votes, book = list(step.votes.values()), state.tasks
     metrics = {
         "step": float(step.step),
         "version": float(state.versions.version + 1),

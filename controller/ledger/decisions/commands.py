@@ -40,9 +40,6 @@ class Decider(Protocol):
     def settle_fleet(self, now: float) -> None:
         """Decides everything that may follow from a change of the fleet or of the run."""
 
-    def mend_mesh(self, now: float) -> None:
-        """Forms the epoch after a broken one, now."""
-
     def settle_evals(self, now: float) -> None:
         """Closes evaluation rounds that are complete, and the run if that was the last thing."""
 

@@ -44,7 +44,7 @@ def record_fault(
 def explain(d: Decider, worker: Worker, cause: FaultCause, detail: str) -> None:
     """Better evidence about a dead worker than that on which it was declared dead."""
     if worker.death in _UNSETTLED and cause not in (worker.death, FaultCause.UNATTRIBUTED):
-        d.emit(ev.FaultExplained(worker.worker_id, worker.incarnation, cause, detail))
+        d.emit(ev.FaultExplained(*worker.who, cause, detail))
 
 
 def explain_by_return(d: Decider, dead: Worker, c: WorkerSpec, stalled_s: float) -> None:

@@ -1,6 +1,6 @@
-"""Decisions that follow from evaluations, by the metric that ranks them, or by the held-out loss of
-recorded data: the best checkpoint, early stopping. Only an evaluation of a
-checkpoint's own step says how good that checkpoint is. A step that is trained again after a
+"""Decisions about evaluations: their rounds, and what follows from the metric that ranks them, or
+from the held-out loss of recorded data: the best checkpoint, early stopping. Only an evaluation of
+a checkpoint's own step says how good that checkpoint is. A step that is trained again after a
 rollback trains the same groups, and keeps its score. A score of weights that the other replicas
 outvoted is dropped, and that step is not evaluated again."""
 
@@ -9,12 +9,64 @@ from collections.abc import Mapping
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import Decider, of_worker
 from controller.ledger.enums import Phase
+from controller.ledger.specs import SetResult
+from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
+from paceline.evaluation import SetScores
 from paceline.ids import Step, Version
 
 EARLY_STOP = "early-stopping"  # Request id of the stop
+
+
+def settle_evals(d: Decider) -> None:
+    """Schedules the rounds that are due; closes those that are complete."""
+    s = d.state
+    if s.phase is Phase.NONE or s.ended:
+        return
+    run, step = s.run, s.versions.step
+    new = step not in s.evals.rounds and step not in s.evals.done
+    if new and s.phase is Phase.OPEN:
+        last = step >= run.steps
+        due = tuple(e for e in run.evaluations if last or step % (e.every or run.eval_every) == 0)
+        if due:
+            rows = sum(eval_set.rows for eval_set in due)
+            d.emit(ev.EvalScheduled(step, s.versions.version_of(step), rows, due))
+    for round_ in list(s.evals.rounds.values()):
+        version = s.versions.version_of(round_.step)
+        if run.recorded and round_.step < step:
+            # The state of this round is no more. The replica measured it before its vote, but a
+            # failover of Redis lost the record: the end of the run would wait for it.
+            _record(d, ev.EvalRecorded(round_.step, version, None, 0, round_.rows))
+        elif round_.open == 0:
+            _record(d, _sampled(s, round_, version))
+    _settle_best(d)
+
+
+def _sampled(s: State, round_: EvalRound, asked: Version) -> ev.EvalRecorded:
+    """The scores of the version that most rows were sampled with."""
+    version = round_.most_scored
+    scored = {} if version is None else round_.scores[version].sets
+    results = []
+    for eval_set in round_.sets:
+        scores = scored.get(eval_set.name, SetScores())
+        # A mean over few rows may be high by chance, and would be the best score of the run.
+        metrics = scores.metrics() if 2 * scores.rows > eval_set.rows else {}
+        left_out = round_.scored(eval_set.name) - scores.rows
+        results.append(SetResult(eval_set.name, scores.rows, left_out, metrics))
+    name, metric = s.run.judging
+    judging = next((each for each in results if each.name == name), SetResult(name, 0, 0, {}))
+    return ev.EvalRecorded(
+        round_.step,
+        asked if version is None else version,
+        judging.metrics.get("reward"),
+        judging.count,
+        judging.left_out,
+        metric=f"{name}/{metric}",
+        score=judging.metrics.get(metric),
+        sets=tuple(results),
+    )
 
 
 @of_worker
@@ -33,11 +85,8 @@ def record_held_out(
     # A repeated request, or one about a state that was rolled back since, changes nothing.
     if due_for(d.state, worker.worker_id, worker.incarnation, version) != step:
         return
-    loss = measured.get("loss")
-    recorded = ev.EvalRecorded(
-        step, version, None, rows, left_out, loss=loss, measured=dict(measured)
-    )
-    record(d, recorded)
+    loss, means = measured.get("loss"), dict(measured)
+    _record(d, ev.EvalRecorded(step, version, None, rows, left_out, loss=loss, measured=means))
     d.settle_fleet(now)
 
 
@@ -53,7 +102,7 @@ def due_for(s: State, worker_id: str, incarnation: int, version: Version) -> Ste
     return step
 
 
-def record(d: Decider, evaluation: ev.EvalRecorded) -> None:
+def _record(d: Decider, evaluation: ev.EvalRecorded) -> None:
     """Ends the round; stops the run early if none of the newest rounds was the best."""
     d.emit(evaluation)
     s, evals, patience = d.state, d.state.evals, d.state.run.early_stop_evals
@@ -70,7 +119,7 @@ def record(d: Decider, evaluation: ev.EvalRecorded) -> None:
         d.emit(ev.StopRequested(EARLY_STOP, why))
 
 
-def settle_best(d: Decider) -> None:
+def _settle_best(d: Decider) -> None:
     """Chooses the best checkpoint of those whose step was evaluated, the first of equals."""
     s = d.state
     scored = [c for c in s.versions.checkpoints if c.step in s.evals.scores]

@@ -78,7 +78,7 @@ def lease(
     leases = tuple(_lease_of(state, task) for task in picked)
     if state.run.curriculum_min and (passed := _passed(state, picked)):
         d.emit(ev.RowsPassedOver(passed))
-    d.emit(ev.TasksLeased(worker.worker_id, worker.incarnation, lease_seq, leases, loaded))
+    d.emit(ev.TasksLeased(*worker.who, lease_seq, leases, loaded))
     return LeaseResult(leases)
 
 

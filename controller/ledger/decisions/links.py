@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import Decider, of_worker
 from controller.ledger.decisions.relay_tree import RelayTree, subtree_to_hand_over
-from controller.ledger.enums import Phase, Role
+from controller.ledger.enums import Role
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 
@@ -29,7 +29,7 @@ def settle_links(d: Decider) -> None:
     """One link for every living rollout worker, if a replica holds the newest state; then those
     that spread the sending better. Those of recorded data load no weights."""
     s = d.state
-    if s.ended or s.phase is Phase.SUSPENDED or (s.run_spec is not None and s.run.recorded):
+    if s.over or (s.run_spec is not None and s.run.recorded):
         return
     sources = s.fleet.sources(s.versions.version)
     if not sources:
@@ -49,11 +49,7 @@ def _supply(d: Decider, sources: Sequence[Worker]) -> None:
     serving = {w.worker_id for w in sources}
     failing = [w for w in fleet.roots() if w.worker_id not in serving]
     # One that has left the mesh with the newest state: what it has sent stays.
-    left = [
-        w
-        for w in failing
-        if w.state_version == s.versions.version and not fleet.in_mesh(w.worker_id, w.incarnation)
-    ]
+    left = [w for w in failing if w.state_version == s.versions.version and not fleet.in_mesh(w)]
     if _fanout(s) and len(left) < len(failing):
         _plant(d, sources)
         return

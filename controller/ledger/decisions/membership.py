@@ -137,7 +137,7 @@ def record_exit(
         _declare_dead(d, now, name, worker.incarnation, DeathCause.EXIT, detail, cause)
         return
     s, request_id = d.state, f"exit-{name}-{host}-{pid}"
-    told = s.ended or s.phase is Phase.SUSPENDED or request_id in s.requests
+    told = s.over or request_id in s.requests
     if not told and cause not in NO_FAULT and pid:
         d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now, over=True))
 
@@ -157,7 +157,7 @@ def observe(
 ) -> None:
     """The ledger's share of a worker's report: changes that matter become events. Failures are
     those of this incarnation so far."""
-    who, newest = (worker.worker_id, worker.incarnation), d.state.versions.version
+    who, newest = worker.who, d.state.versions.version
     disowned = False
     if max(state_version, loaded_version) > max(newest, worker.diverged_version):
         _disown(d, worker, max(state_version, loaded_version))
@@ -202,9 +202,8 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
     as a failover to a replica of it can. Others may hold the state before it; else it is rolled
     back."""
     s = d.state
-    who = (worker.worker_id, worker.incarnation)
-    d.emit(ev.WorkerChanged(*who, worker.lifecycle, Version(-1), Version(-1), version))
-    if s.fleet.in_mesh(*who):
+    d.emit(ev.WorkerChanged(*worker.who, worker.lifecycle, Version(-1), Version(-1), version))
+    if s.fleet.in_mesh(worker):
         detail = f"{worker.worker_id} holds version {version}, the newest is {s.versions.version}"
         lose_member(d, MeshEnd.LOST_COMMIT, detail)
     if TRAITS[worker.role].receives:
@@ -276,6 +275,5 @@ def _depart(
     if condemned:
         detail = f"{s.run.max_attempts} trainers died with it, the last one was {worker.worker_id}"
         drop_from_step(d, condemned, GroupFault.KILLED_TRAINERS, detail)
-    over = s.ended or s.phase is Phase.SUSPENDED
-    if s.fleet.in_mesh(worker.worker_id, worker.incarnation) and not over:
+    if s.fleet.in_mesh(worker) and not s.over:
         lose_member(d, MeshEnd.MEMBER_DIED, worker.worker_id)

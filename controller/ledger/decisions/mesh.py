@@ -10,10 +10,10 @@
 
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import Decider, command, of_worker
-from controller.ledger.decisions.steps import reshard
 from controller.ledger.enums import DropReason, Phase, Role
 from controller.ledger.specs import Member
 from controller.ledger.state.fleet import Worker
+from controller.ledger.state.steps import assign_shards
 from paceline.ids import MeshEpoch, Version
 from paceline.observe.vocabulary import MeshEnd
 
@@ -25,8 +25,7 @@ def break_mesh(
     """A member reports a failed collective of ``epoch``; later ones go on."""
     fleet = d.state.fleet
     mesh = fleet.whole_mesh
-    who = (reporter.worker_id, reporter.incarnation)
-    if mesh is None or mesh.epoch != epoch or mesh.rank(*who) < 0:
+    if mesh is None or mesh.epoch != epoch or mesh.rank(*reporter.who) < 0:
         return
     detail = f"{reporter.worker_id}: {detail}"
     newest = d.state.versions.version
@@ -45,29 +44,24 @@ def form_mesh(d: Decider, now: float) -> None:
     """Forms the next epoch from the living members of a broken one."""
     mesh = d.state.fleet.mesh
     # The run may have ended since the evidence was looked at.
-    if (
-        mesh is not None
-        and mesh.broken
-        and d.state.phase is not Phase.SUSPENDED
-        and not d.state.ended
-    ):
+    if mesh is not None and mesh.broken and not d.state.over:
         mend_mesh(d)
         d.settle_fleet(now)
 
 
 def mend_mesh(d: Decider) -> None:
-    """Forms the epoch after a broken one: at once with its survivors while a step is open."""
+    """Forms the epoch after a broken one: at once with its survivors while a step is open. They
+    keep its groups, and take over those of a lost member."""
     s = d.state
-    mesh = s.fleet.mesh
-    assert mesh is not None and mesh.broken
+    assert s.fleet.mesh is not None and s.fleet.mesh.broken
     _abort_hopeless_step(d)
-    if s.steps.open is None:
+    step, newest = s.steps.open, s.versions.version
+    if step is None:
         _form(d, _next_members(d) or [])
         return
-    newest = s.versions.version
     _form(d, [w for w in s.fleet.members() if not s.fleet.left_out(w, newest)])
-    assert s.fleet.mesh is not None
-    reshard(d, s.fleet.mesh)
+    shards = assign_shards(s.costs(step.groups), s.fleet.mesh.names, step.shards)
+    d.emit(ev.StepResharded(step.step, s.fleet.mesh.epoch, shards))
 
 
 def lose_member(d: Decider, end: MeshEnd, detail: str) -> None:
@@ -107,7 +101,7 @@ def leave_step(d: Decider) -> None:
 def settle_mesh(d: Decider) -> None:
     """Between steps: forms a new epoch if replicas are ready to join or leave."""
     s = d.state
-    if s.ended or s.phase is Phase.SUSPENDED or s.steps.open is not None:
+    if s.over or s.steps.open is not None:
         return
     mesh = s.fleet.mesh
     if mesh is not None and mesh.broken and s.fleet.members():
@@ -116,8 +110,7 @@ def settle_mesh(d: Decider) -> None:
     if members is None:
         return
     if mesh is not None and not mesh.broken:
-        current = [(m.worker_id, m.incarnation) for m in mesh.members]
-        if current == [(w.worker_id, w.incarnation) for w in members]:
+        if [m.who for m in mesh.members] == [w.who for w in members]:
             return
         ending = s.phase in (Phase.STOPPING, Phase.SUSPENDING)
         if s.fleet.sources(s.versions.version) and (ending or s.versions.step >= s.run.steps):
@@ -159,9 +152,7 @@ def _form(d: Decider, workers: list[Worker]) -> None:
         roll_back(d)
     version = s.versions.version
     members = tuple(
-        Member(
-            w.worker_id, w.incarnation, w.tensor_host, not restore and w.state_version != version
-        )
+        Member(*w.who, w.tensor_host, needs_state=not restore and w.state_version != version)
         for w in workers
     )
     source = next((r for r, w in enumerate(workers) if w.state_version == version), -1)

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import Decider, of_worker
+from controller.ledger.decisions.mesh import mend_mesh
+from controller.ledger.decisions.steps import attempt_at
 from controller.ledger.enums import GroupFault
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.tasks import Task
@@ -43,7 +45,7 @@ def reject(
     those that have left it, or are in another member's shard, are not counted again."""
     s, who = d.state, worker.worker_id
     step = s.steps.open
-    if step is None or step.step != step_number or not s.fleet.in_mesh(who, worker.incarnation):
+    if step is None or step.step != step_number or not s.fleet.in_mesh(worker):
         return 0
     shard = step.shard(who)
     named = [s.tasks.records[task_id] for task_id in attempts if task_id in shard]
@@ -54,7 +56,8 @@ def reject(
     mesh = s.fleet.whole_mesh
     if mesh is not None:
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.GROUP_LEFT_OUT, _names(groups)))
-        d.mend_mesh(now)
+        mend_mesh(d)
+        d.settle_fleet(now)
     return len(groups)
 
 
@@ -69,15 +72,8 @@ def try_group(
 ) -> bool:
     """The trainer computes this suspect group next, and nothing else; "": no further one. Returns
     True if the attempt at the step still stands. Idempotent."""
-    s, who = d.state, worker.worker_id
-    step, mesh = s.steps.open, s.fleet.whole_mesh
-    if (
-        step is None
-        or mesh is None
-        or (step_number, mesh_epoch) != (step.step, mesh.epoch)
-        or mesh.rank(who, worker.incarnation) < 0
-        or (task_id and task_id not in step.shard(who))
-    ):
+    who, step = worker.worker_id, attempt_at(d.state, worker, step_number, mesh_epoch)
+    if step is None or (task_id and task_id not in step.shard(who)):
         return False
     if step.trials.get(who) != task_id:
         d.emit(ev.GroupTried(who, step.step, task_id))
@@ -88,7 +84,7 @@ def blame(d: Decider, worker: Worker) -> list[Task]:
     """Charges the groups that ``worker`` may have died of. Returns those that have to leave."""
     s = d.state
     step, who = s.steps.open, worker.worker_id
-    if step is None or worker.leaving or not s.fleet.in_mesh(who, worker.incarnation):
+    if step is None or worker.leaving or not s.fleet.in_mesh(worker):
         return []
     tried = step.trials.get(who)
     if who in step.votes or tried == "":

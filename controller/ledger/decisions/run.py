@@ -1,4 +1,4 @@
-"""Decisions about the run as a whole: start, leaders, evaluations, requests of people, end."""
+"""Decisions about the run as a whole: start, leaders, requests of people, end."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -12,20 +12,16 @@ from controller.ledger.decisions.commands import (
     by_request,
     command,
 )
-from controller.ledger.decisions.held_out import record, settle_best
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, Phase, SuspendStage, VerdictCode
 from controller.ledger.limits import problem_of, within
-from controller.ledger.specs import EvalSet, LiveSpec, RunSpec, SetResult
-from controller.ledger.state.evals import EvalRound, Score
-from controller.ledger.state.state import State
+from controller.ledger.specs import LiveSpec, RunSpec
 from controller.ledger.state.tasks import TaskState
 from paceline.errors import RefusalCode
-from paceline.evaluation import SetScores
-from paceline.ids import Step, Version
+from paceline.ids import Step
 from paceline.observe.vocabulary import MeshEnd
 
 FRUITLESS_BATCHES = 3
@@ -77,56 +73,6 @@ def begin_term(d: Decider, now: float, term: int, controller_id: str) -> None:
         )
     failover = any(worker.alive for worker in s.fleet.workers.values())
     d.emit(ev.TermBegun(term, controller_id, now, failover))
-
-
-def settle_evals(d: Decider, now: float) -> None:
-    """Schedules the rounds that are due; closes those that are complete."""
-    s = d.state
-    if s.phase is Phase.NONE or s.ended:
-        return
-    run, step = s.run, s.versions.step
-    new = step not in s.evals.rounds and step not in s.evals.done
-    if new and s.phase is Phase.OPEN:
-        last = step >= run.steps
-        due = tuple(e for e in run.evaluations if last or step % (e.every or run.eval_every) == 0)
-        if due:
-            rows = sum(each.rows for each in due)
-            d.emit(ev.EvalScheduled(step, s.versions.version_of(step), rows, due))
-    if run.recorded:
-        # The state of these rounds is no more. The replica measured it before its vote, but a
-        # failover of Redis lost the record: the end of the run would wait for it.
-        for missed in [r for r in s.evals.rounds.values() if r.step < step]:
-            version = s.versions.version_of(missed.step)
-            d.emit(ev.EvalRecorded(missed.step, version, None, 0, missed.rows))
-    for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
-        record(d, _recorded(s, round_))
-    settle_best(d)
-
-
-def _recorded(s: State, round_: EvalRound) -> ev.EvalRecorded:
-    version = round_.most_scored
-    sets = tuple(_result(round_, each, version) for each in round_.sets)
-    name, metric = s.run.judging
-    asked = s.versions.version_of(round_.step)
-    judging = next((each for each in sets if each.name == name), SetResult(name, 0, 0, {}))
-    return ev.EvalRecorded(
-        round_.step,
-        asked if version is None else version,
-        judging.metrics.get("reward"),
-        judging.count,
-        judging.left_out,
-        metric=f"{name}/{metric}",
-        score=judging.metrics.get(metric),
-        sets=sets,
-    )
-
-
-def _result(round_: EvalRound, of: EvalSet, version: Version | None) -> SetResult:
-    of_version = Score() if version is None else round_.scores.get(version, Score())
-    scores = of_version.sets.get(of.name, SetScores())
-    # A mean over few rows may be high by chance, and would be the best score of the run.
-    metrics = scores.metrics() if 2 * scores.rows > of.rows else {}
-    return SetResult(of.name, scores.rows, round_.scored(of.name) - scores.rows, metrics)
 
 
 def settle_end(d: Decider, now: float) -> None:

@@ -33,7 +33,7 @@ def settle_spares(d: Decider) -> None:
     working = [w for w in _staying(d.state) if not w.spare]
     working.sort(key=lambda w: w.worker_id, reverse=True)
     for worker in [*spares[: max(0, missing)], *working[: max(0, -missing)]]:
-        d.emit(SpareSet(worker.worker_id, worker.incarnation, not worker.spare))
+        d.emit(SpareSet(*worker.who, not worker.spare))
 
 
 def _staying(state: State) -> list[Worker]:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import CommandRefused, Decider, of_worker
 from controller.ledger.decisions.links import send_again
+from controller.ledger.decisions.mesh import mend_mesh
 from controller.ledger.enums import Phase, Role, VoteOutcome
-from controller.ledger.specs import GroupMeta, StatValue, StepSettings
+from controller.ledger.specs import StatValue, StepSettings
 from controller.ledger.state.fleet import Mesh, Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import OpenStep, assign_shards
@@ -40,8 +41,7 @@ def settle_step(d: Decider, now: float) -> None:
     if chosen is None:
         return
     groups = (*kept, *chosen)
-    members = [m.worker_id for m in mesh.members]
-    shards = assign_shards([_cost(s, task_id) for task_id in groups], members)
+    shards = assign_shards(s.costs(groups), mesh.names)
     settings = s.steps.settings_of(step)
     if settings is None:
         settings = StepSettings(s.run.lr.at(step, s.run.steps), s.run.token_age)
@@ -57,34 +57,13 @@ def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:
     if len(s.tasks.ready) < count:
         return None
     for task_id in list(s.tasks.ready):
-        group = _meta(s, task_id)
+        group = s.meta(task_id)
         if found := too_old(s, group, step):
             d.emit(ev.TaskDropped(task_id, group.attempt, *found, group=group))
     if len(s.tasks.ready) < count:
         return None
     oldest_first = sorted(s.tasks.ready, key=lambda t: s.tasks.records[t].ordinal)
     return tuple(oldest_first[:count])
-
-
-def reshard(d: Decider, mesh: Mesh) -> None:
-    """The open step goes on in ``mesh``: members keep their groups and take over the lost ones."""
-    s = d.state
-    step = s.steps.open
-    assert step is not None
-    costs = [_cost(s, task_id) for task_id in step.groups]
-    shards = assign_shards(costs, [m.worker_id for m in mesh.members], step.shards)
-    d.emit(ev.StepResharded(step.step, mesh.epoch, shards))
-
-
-def _meta(s: State, task_id: TaskId) -> GroupMeta:
-    group = s.tasks.records[task_id].group
-    assert group is not None
-    return group
-
-
-def _cost(s: State, task_id: TaskId) -> int:
-    group = _meta(s, task_id)
-    return group.tokens + group.prompt_tokens * group.sequences
 
 
 class VoteResult(NamedTuple):
@@ -104,22 +83,16 @@ def vote(
 ) -> VoteResult:
     """A replica holds the reduced gradients of the step, on weights of ``digest``. Idempotent by
     (step, mesh_epoch)."""
-    s, who = d.state, (worker.worker_id, worker.incarnation)
+    s = d.state
     commit = s.steps.committed(step_number, mesh_epoch)
-    if commit is not None and who in commit.members:
+    if commit is not None and worker.who in commit.members:
         return VoteResult(VoteOutcome.COMMITTED, commit.version)
-    step, mesh = s.steps.open, s.fleet.whole_mesh
-    if (
-        step is None
-        or mesh is None
-        or (step_number, mesh_epoch) != (step.step, step.mesh_epoch)
-        or mesh_epoch != mesh.epoch
-        or mesh.rank(*who) < 0
-    ):
+    mesh, step = s.fleet.mesh, attempt_at(s, worker, step_number, mesh_epoch)
+    if mesh is None or step is None:
         return VoteResult(VoteOutcome.RETRY)
     if worker.worker_id in step.votes:
         return VoteResult(VoteOutcome.PENDING)
-    d.emit(ev.VoteCast(*who, step.step, mesh_epoch, digest, stats))
+    d.emit(ev.VoteCast(*worker.who, step.step, mesh_epoch, digest, stats))
     if len(step.votes) < len(mesh.members):
         return VoteResult(VoteOutcome.PENDING)
     wrong = diverged(mesh, step)
@@ -128,10 +101,23 @@ def vote(
         detail = f"weights before step {step.step}: {detail}"
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong))
         _disown_output(d, step.version, wrong)
-        d.mend_mesh(now)  # no member is suspect: the believed ones send their state to the others
+        mend_mesh(d)  # no member is suspect: the believed ones send their state to the others
+        d.settle_fleet(now)
         return VoteResult(VoteOutcome.RETRY)
     _commit(d, step, now)
     return VoteResult(VoteOutcome.COMMITTED, s.versions.version)
+
+
+def attempt_at(s: State, worker: Worker, step: Step, mesh_epoch: MeshEpoch) -> OpenStep | None:
+    """The open step, if ``worker`` has a part in it and speaks of this very attempt."""
+    found, mesh = s.steps.open, s.fleet.whole_mesh
+    if found is None or mesh is None or mesh.rank(*worker.who) < 0:
+        return None
+    return (
+        found
+        if (step, mesh_epoch, mesh_epoch) == (found.step, found.mesh_epoch, mesh.epoch)
+        else None
+    )
 
 
 def diverged(mesh: Mesh, step: OpenStep) -> tuple[str, ...]:
@@ -173,8 +159,7 @@ def _commit(d: Decider, step: OpenStep, now: float) -> None:
         # Of a replica that died before it could be outvoted.
         if record.version == step.version and record.digest not in ("", agreed):
             _void(d, record)
-    groups = [_meta(s, task_id) for task_id in step.groups]
-    metrics = step_metrics(s, groups, step.votes.values(), now)
+    metrics = step_metrics(s, step, now)
     d.emit(ev.StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
     d.settle_fleet(now)
 
@@ -204,7 +189,7 @@ def record_checkpoint(
 ) -> CheckpointVerdict:
     """``digest``: of the weights, as in votes. Idempotent by (step, version)."""
     s, v = d.state, d.state.versions
-    member = s.fleet.in_mesh(worker.worker_id, worker.incarnation)
+    member = s.fleet.in_mesh(worker)
     # A replica that leaves, or was declared dead and is back, wrote it while it was a member.
     wrote = member or worker.leaving or worker.state_version >= version
     if worker.role is not Role.POLICY or not wrote:

@@ -238,7 +238,7 @@ class MeshFormed(MeshSpec, Event):
         fleet.mesh = Mesh(**values(MeshSpec, self))
 
     def text(self) -> str:
-        return f"mesh epoch {self.epoch}: {', '.join(m.worker_id for m in self.members)}"
+        return f"mesh epoch {self.epoch}: {', '.join(self.names)}"
 
 
 @event(severity=Severity.WARNING)

@@ -72,7 +72,7 @@ class StepCommitted(Event):
         step, mesh = s.steps.open, s.fleet.mesh
         assert step is not None and mesh is not None
         s.tasks.move_all(step.groups, TaskState.TRAINED)
-        members = tuple((m.worker_id, m.incarnation) for m in mesh.members)
+        members = tuple(member.who for member in mesh.members)
         commit = Commit(self.step, self.version, step.mesh_epoch, members)
         s.steps.commit(commit, self.t, self.metrics)
         s.tasks.dropped_groups.clear()

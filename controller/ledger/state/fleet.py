@@ -83,6 +83,11 @@ class Worker:
     silent_s: float = 0.0  # When it died: since when it had not been heard of, in seconds
 
     @property
+    def who(self) -> tuple[str, int]:
+        """(worker id, incarnation) of this process."""
+        return self.worker_id, self.incarnation
+
+    @property
     def pool(self) -> str:
         """Pool of the workers that can take its place; the desired numbers are by pool."""
         return pool_of(self.role, self.scorer)
@@ -175,9 +180,9 @@ class Fleet:
         members = self.mesh.members if self.mesh else ()
         return [worker for m in members if (worker := self.member(m)) is not None]
 
-    def in_mesh(self, worker_id: str, incarnation: int) -> bool:
+    def in_mesh(self, worker: Worker) -> bool:
         """True if it is a member of the newest epoch, which may be over."""
-        return self.mesh is not None and self.mesh.rank(worker_id, incarnation) >= 0
+        return self.mesh is not None and self.mesh.rank(*worker.who) >= 0
 
     def sources(self, version: Version) -> list[Worker]:
         """The replicas that send weights, in rank order: the living members that hold the state."""

@@ -1,10 +1,11 @@
 """State of a run. It changes in the ``apply`` of the events alone; nothing here decides."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import PHASE_TRANSITIONS, Phase
-from controller.ledger.specs import RunSpec
+from controller.ledger.specs import GroupMeta, RunSpec
 from controller.ledger.state.evals import Evals
 from controller.ledger.state.fleet import Fleet
 from controller.ledger.state.settings import Settings
@@ -49,6 +50,11 @@ class State:
         return self.phase in (Phase.FINISHED, Phase.FAILED)
 
     @property
+    def over(self) -> bool:
+        """Nothing is at work: the run has ended, or is stopped for now."""
+        return self.ended or self.phase is Phase.SUSPENDED
+
+    @property
     def next_step(self) -> Step:
         """The earliest step that a group which is not ready yet can be in."""
         return Step(self.versions.step + (2 if self.steps.open else 1))
@@ -62,6 +68,17 @@ class State:
     def run(self) -> RunSpec:
         assert self.run_spec is not None
         return self.run_spec
+
+    def meta(self, task_id: TaskId) -> GroupMeta:
+        """The accepted group of this task."""
+        group = self.tasks.records[task_id].group
+        assert group is not None
+        return group
+
+    def costs(self, task_ids: Iterable[TaskId]) -> list[int]:
+        """Tokens that a trainer computes for each of these groups."""
+        groups = map(self.meta, task_ids)
+        return [group.tokens + group.prompt_tokens * group.sequences for group in groups]
 
     def enter(self, phase: Phase) -> None:
         assert phase in PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"

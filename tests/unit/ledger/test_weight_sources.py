@@ -74,7 +74,7 @@ def test_a_replica_that_leaves_keeps_the_trees_of_the_others(fanout: int) -> Non
     planted, before = run.state.fleet.tree, dict(run.state.fleet.links)
     run.do(cmd.drain("d", "p0", replace=True))
     after = run.state.fleet.links
-    assert not run.state.fleet.in_mesh("p0", run.current["p0"])
+    assert not run.state.fleet.in_mesh(run.state.fleet.workers["p0"])
     assert "p0" not in publishers(run).values()
     assert run.state.fleet.tree == planted
     assert {r for r in after if after[r] != before[r]} == {
