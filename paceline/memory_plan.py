@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.model_shape import ModelShape, head_scratch_bytes
+from paceline.model_head import head_scratch_bytes
+from paceline.model_shape import ModelShape, trainer_dtype
 
 GIB = 1 << 30
 GPUS = {
@@ -23,6 +24,10 @@ GPUS = {
     "b200-180g": 178.0,
 }
 """GiB that CUDA reports, below the size in the name, rounded down."""
+RESERVE = 0.92
+"""Fraction of a GPU that a plan may fill, beside CUDA's context and the allocator's gaps."""
+STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratch": 4}
+"""Bytes per trained parameter, divided by the ranks of a replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,8 @@ def named_gpu(name: str) -> Gpu:
         return Gpu(known[0], int(GPUS[known[0]] * GIB))
     if size := re.fullmatch(r"([1-9][0-9]{0,3})g", name):
         return Gpu(name, int(size[1]) * GIB)
-    names = " or ".join(known) or f"one of {', '.join(GPUS)}, or its size in GiB, as in 80g"
-    raise BadInput(f"--gpu {name}: give {names}")
+    names = " or ".join(known or GPUS)
+    raise BadInput(f"--gpu {name}: give {names}, or its size in GiB, as in 80g")
 
 
 def found_gpu() -> Gpu | None:
@@ -48,33 +53,20 @@ def found_gpu() -> Gpu | None:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    seen = [torch.cuda.get_device_properties(i) for i in range(count)]
-    return min(
-        (Gpu(gpu.name, gpu.total_memory) for gpu in seen), key=lambda g: g.bytes, default=None
-    )
-
-
-RESERVE = 0.92
-"""Fraction of a GPU that a plan may fill, beside CUDA's context and the allocator's gaps."""
-STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratch": 4}
-"""Bytes per trained parameter, divided by the ranks of a replica."""
-MOMENTS_BUCKET = 8 << 24
-"""Bytes of both moments that the device holds of parameters under way."""
-PUBLISHING_BUFFERS = 2 << 24
-"""Bytes of the buffers through which slices of weights become shares, with several ranks."""
+    seen = map(torch.cuda.get_device_properties, range(count))
+    found = (Gpu(gpu.name, gpu.total_memory) for gpu in seen)
+    return min(found, key=lambda gpu: gpu.bytes, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
     """One process, or one GPU of an engine: bytes by part on the device, and in host memory.
-
-    ``remedies``: changes that help if it does not fit, the most effective first.
-    """
+    ``changes``: settings that help if it does not fit, the most effective first."""
 
     name: str
     gpu: dict[str, int]
     host: dict[str, int]
-    remedies: tuple[str, ...]
+    changes: tuple[str, ...]
 
     def fits(self, gpu: Gpu) -> bool:
         return sum(self.gpu.values()) <= gpu.bytes * RESERVE
@@ -87,38 +79,39 @@ def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
 
 
 def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """Each process that does not fit, and its remedy."""
     for plan in plans:
-        if plan.fits(gpu):
-            continue
-        part, most = max(plan.gpu.items(), key=lambda item: item[1])
-        yield (
-            f"a {plan.name} needs {sum(plan.gpu.values()) / GIB:.1f} GiB, and {gpu.name} has "
-            f"{gpu.bytes * RESERVE / GIB:.1f} GiB to give; the largest part is {part}, "
-            f"{most / GIB:.1f} GiB",
-            "Change one of: " + "; ".join(plan.remedies),
-        )
+        if not plan.fits(gpu):
+            part, most = max(plan.gpu.items(), key=lambda item: item[1])
+            yield (
+                f"a {plan.name} needs {sum(plan.gpu.values()) / GIB:.1f} GiB, and {gpu.name} has "
+                f"{gpu.bytes * RESERVE / GIB:.1f} GiB to give; the largest part is {part}, "
+                f"{most / GIB:.1f} GiB",
+                "Change one of: " + "; ".join(plan.changes),
+            )
 
 
 def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     train, memory, ranks = config.train, config.train.memory, config.fleet.policy_ranks
-    trained = 2 if config.built_in and config.built_in.critic else 1
-    paired = config.built_in is not None and config.built_in.reference
-    frozen = paired or train.loss.kl_coef > 0
-    wire = 0 if config.recorded else _engine_width(config) * shape.parameters // ranks
-    parts = {name: size * trained * shape.parameters // ranks for name, size in STATE.items()}
+    loss, several, width = config.built_in, ranks > 1, _width(trainer_dtype(config))
+    trained = 2 if loss is not None and loss.critic else 1
+    frozen = (loss is not None and loss.reference) or train.loss.kl_coef > 0
+    weights, roots = trained * shape.parameters, trained * shape.root_parameters
+    parts = {name: size * weights // ranks for name, size in STATE.items()}
     # Each rank reads its float32 slices, by way of host memory.
     host = {"loading": 4 * shape.parameters // ranks}
     if memory.offload_optimizer:
         host["optimizer moments"] = parts.pop("optimizer moments")
-        parts["moments during their update"] = MOMENTS_BUCKET
     if frozen:
         (host if memory.offload_frozen else parts)["reference"] = 4 * shape.parameters // ranks
-        if memory.offload_frozen and ranks == 1:
+        if memory.offload_frozen and not several:
             parts["block of the reference"] = 4 * (shape.block_parameters + shape.root_parameters)
-    if ranks > 1:
-        parts["gathered blocks"] = _gathered_bytes(config, shape, trained)
+    if several:
+        # FSDP2 prefetches one block. Embeddings and head stay whole until their backward.
+        whole = 2 * shape.block_parameters + roots if memory.reshard_after_forward else weights
+        parts["gathered blocks"] = width * whole + 4 * (shape.block_parameters + roots)
         if memory.gradient_sync == "step":
-            parts["gradients until the last row"] = 4 * trained * shape.parameters
+            parts["gradients until the last row"] = 4 * weights
     else:
         # Several ranks gather in the type in which they compute.
         parts["weights converted by autocast"] = trained * shape.weight_copies
@@ -132,81 +125,44 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     )
     if not config.recorded:
         # A rank's buckets of two versions: links still send the older, or compare with it.
+        wire = _engine_width(config) * shape.parameters // ranks
         (host if memory.offload_publishing else parts)["published weights"] = 2 * wire
-        if ranks > 1:
-            parts["weights on their way to shares"] = PUBLISHING_BUFFERS
         if config.rollout.weight_deltas:
             host["encoded deltas"] = wire
     if memory.offload_activations:
-        host["activations"] = trained * _block_input_bytes(config, shape)
-    return ProcessPlan("policy rank", parts, host, _remedies(config, frozen))
-
-
-def _remedies(config: Config, frozen: bool) -> tuple[str, ...]:
-    """Changes that are not made yet; docs/trainer-memory.md says what each costs."""
-    model, memory, several = config.model, config.train.memory, config.fleet.policy_ranks > 1
-    offloads = model.gradient_checkpointing and not memory.offload_activations
-    changes = {
+        host["activations"] = trained * memory.tokens_per_microbatch * shape.block_inputs
+    checkpointing, published = config.model.gradient_checkpointing, not config.recorded
+    changes = {  # docs/trainer-memory.md says what each costs
         "train.memory.reshard_after_forward = true": several and not memory.reshard_after_forward,
         'train.memory.gradient_sync = "row"': several and memory.gradient_sync == "step",
-        "model.gradient_checkpointing = true": not model.gradient_checkpointing,
+        "model.gradient_checkpointing = true": not checkpointing,
         "fleet.policy_ranks: more": True,
         "train.memory.offload_frozen = true": frozen and not memory.offload_frozen,
-        "train.memory.offload_activations = true": offloads,
-        "train.memory.offload_publishing = true": not (
-            config.recorded or memory.offload_publishing
-        ),
+        "train.memory.offload_activations = true": checkpointing and not memory.offload_activations,
+        "train.memory.offload_publishing = true": published and not memory.offload_publishing,
         "train.memory.offload_optimizer = true": not memory.offload_optimizer,
         "train.memory.tokens_per_microbatch: fewer": True,
-        'model.dtype = "bfloat16"': trainer_dtype(config) == "float32",
+        'model.dtype = "bfloat16"': width == 4,
     }
-    return tuple(change for change, helps in changes.items() if helps)
-
-
-def trainer_dtype(config: Config) -> str:
-    """The precision of the trainer on a GPU, for which the plan is made."""
-    return "bfloat16" if config.model.dtype == "auto" else config.model.dtype
-
-
-def _gathered_bytes(config: Config, shape: ModelShape, trained: int) -> int:
-    """Whole weights, and whole gradients of one block, of a rank of a sharded replica."""
-    width = 2 if trainer_dtype(config) == "bfloat16" else 4
-    # Embeddings and head stay whole from a model's forward to its backward.
-    roots = trained * shape.root_parameters
-    gradients = 4 * (shape.block_parameters + roots)
-    if config.train.memory.reshard_after_forward:
-        # FSDP2 prefetches one block.
-        return width * (2 * shape.block_parameters + roots) + gradients
-    return trained * width * shape.parameters + gradients
+    return ProcessPlan("policy rank", parts, host, _open(changes))
 
 
 def activation_bytes(config: Config, shape: ModelShape) -> int:
     """Bytes that the blocks keep of one row for its backward pass."""
-    tokens = config.train.memory.tokens_per_microbatch
-    if config.model.gradient_checkpointing:
-        stored = 0 if config.train.memory.offload_activations else _block_input_bytes(config, shape)
-        return stored + tokens * (shape.block_saved + shape.root_saved)
-    return tokens * (shape.block_saved * shape.layers + shape.root_saved)
-
-
-def _block_input_bytes(config: Config, shape: ModelShape) -> int:
-    # The residual stream is float32 under autocast too.
-    return config.train.memory.tokens_per_microbatch * 4 * shape.hidden * shape.layers
-
-
-def _engine_width(config: Config) -> int:
-    dtype = trainer_dtype(config) if config.rollout.dtype == "auto" else config.rollout.dtype
-    return 2 if dtype == "bfloat16" else 4
+    tokens, memory = config.train.memory.tokens_per_microbatch, config.train.memory
+    if not config.model.gradient_checkpointing:
+        return tokens * (shape.block_saved * shape.layers + shape.root_saved)
+    inputs = 0 if memory.offload_activations else shape.block_inputs
+    return tokens * (inputs + shape.block_saved + shape.root_saved)
 
 
 def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     """One rank of an engine, with a cache for one sequence of full length."""
     rollout, devices, width = config.rollout, config.rollout.tensor_parallel, _engine_width(config)
-    context = min(config.longest_sequence, shape.positions or config.longest_sequence)
     weights = width * shape.parameters
     parts = {
         "engine weights": weights // devices,
-        "KV cache of one sequence": width * shape.kv_elements * context // devices,
+        "KV cache of one sequence": width * shape.kv_elements * config.longest_sequence // devices,
     }
     # Weights that arrive, and those before them, on which deltas build or which a relay still
     # hands on.
@@ -219,5 +175,18 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
         "rollout.tensor_parallel: more": rollout.engine == "vllm",
         "rollout.max_context: less": True,
     }
-    remedies = tuple(change for change, helps in changes.items() if helps)
-    return ProcessPlan("rollout worker", parts, host, remedies)
+    return ProcessPlan("rollout worker", parts, host, _open(changes))
+
+
+def _open(changes: dict[str, bool]) -> tuple[str, ...]:
+    """Those that are not made yet, and help."""
+    return tuple(change for change, helps in changes.items() if helps)
+
+
+def _width(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else 4
+
+
+def _engine_width(config: Config) -> int:
+    dtype = config.rollout.dtype
+    return _width(trainer_dtype(config) if dtype == "auto" else dtype)

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.config.model_files import load_pretrained
 from paceline.config.schema import Config
-from paceline.model_shape import has_other_logits, logits_of
+from paceline.model_head import has_other_logits, logits_of
 from paceline.process.compute_device import compute_dtype, pick_device
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
 

@@ -27,52 +27,35 @@ def memory(
         gpu NAME: GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the
             smallest of this machine.
     """
-    from paceline.memory_plan import (
-        GIB,
-        RESERVE,
-        found_gpu,
-        memory_plan,
-        named_gpu,
-        problems,
-        trainer_dtype,
-    )
+    from paceline.memory_plan import GIB, RESERVE, found_gpu, memory_plan, named_gpu, problems
     from paceline.model_shape import read_shape
     from paceline_launcher.preflight.models import check_model_config
 
     resolved = load_config(config, overrides or ())
     device = named_gpu(gpu) if gpu is not None else found_gpu()
-    model = resolved.model
-    check_model_config(model.path)
-    dtype, trusted = trainer_dtype(resolved), model.trust_remote_code
-    shape = read_shape(model.path, dtype, trust_remote_code=trusted)
+    path = resolved.model.path
+    check_model_config(path)
+    shape = read_shape(resolved)
     plans = memory_plan(resolved, shape)
     wrong = list(problems(plans, device)) if device else []
     if as_json:
-        processes = [
-            {
-                "name": plan.name,
-                "gpu_bytes": plan.gpu,
-                "host_bytes": plan.host,
-                "fits": device and plan.fits(device),
-            }
-            for plan in plans
-        ]
         print_json(
             {
-                "model": {"path": model.path, "parameters": shape.parameters},
-                "gpu": None if device is None else asdict(device),
-                "processes": processes,
+                "model": {"path": path, "parameters": shape.parameters},
+                "gpu": device and asdict(device),
+                "processes": [
+                    {"name": p.name, "gpu_bytes": p.gpu, "host_bytes": p.host} for p in plans
+                ],
                 "problems": [{"found": found, "remedy": remedy} for found, remedy in wrong],
             }
         )
     else:
-        typer.echo(f"{model.path}: {shape.parameters / 1e9:.2f} B parameters")
+        typer.echo(f"{path}: {shape.parameters / 1e9:.2f} B parameters")
         for plan in plans:
             for where, parts in (("device", plan.gpu), ("host", plan.host)):
                 typer.echo(f"\n{plan.name}, {where}")
                 for part, size in {**parts, "sum": sum(parts.values())}.items():
-                    if size or part == "sum":
-                        typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
+                    typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
         if device is None:
             typer.echo("\nno GPU found: --gpu NAME says whether this fits")
         else:

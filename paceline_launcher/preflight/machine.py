@@ -161,7 +161,7 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
     local = Path(config.model.path).expanduser()
     if config.model.device == "cpu" or not (local / "config.json").is_file():
         return
-    from paceline.memory_plan import found_gpu, memory_plan, problems, trainer_dtype
+    from paceline.memory_plan import found_gpu, memory_plan, problems
     from paceline.model_shape import read_shape
 
     # Without a driver there is no GPU, and torch, which takes seconds to import, is not asked.
@@ -170,9 +170,7 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
     if gpu is None:
         return
     try:
-        shape = read_shape(
-            str(local), trainer_dtype(config), trust_remote_code=config.model.trust_remote_code
-        )
+        shape = read_shape(config)
     except BadInput as error:
         yield skip(str(error))
         return

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.model_shape import DEFAULT_CHUNK_MB, logits_of, tokens_per_chunk
+from paceline.model_head import DEFAULT_CHUNK_MB, logits_of, tokens_per_chunk
 from policy_worker.model.attention import MicroBatch
 from policy_worker.objectives.columns import TokenScores
 

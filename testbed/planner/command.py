@@ -113,7 +113,7 @@ def pace(
     Example: python -m testbed.planner run.toml --gpus 8,16 --gpu h100 --from-run runs/demo
     """
     from paceline.config.load import load_config
-    from paceline.memory_plan import memory_plan, named_gpu, problems, trainer_dtype
+    from paceline.memory_plan import memory_plan, named_gpu, problems
     from paceline.model_shape import read_shape
     from paceline_launcher.preflight.models import check_model_config
     from testbed.planner.sizes import NoSplit, best_size
@@ -129,8 +129,7 @@ def pace(
     model, device = resolved.model, named_gpu(gpu)
     given = _given(resolved, device, times, from_run or [], mean_tokens)
     check_model_config(model.path)
-    dtype, trusted = trainer_dtype(resolved), model.trust_remote_code
-    shape = read_shape(model.path, dtype, trust_remote_code=trusted)
+    shape = read_shape(resolved)
     known = _calibrated(resolved, shape, device, given, max(sizes))
     found: list[SizePlan] = []
     notes = [
@@ -187,17 +186,23 @@ def _given(
 def _calibrated(
     config: Config, shape: ModelShape, gpu: Gpu, given: Given, most_gpus: int
 ) -> Calibrated:
-    from testbed.planner.systems import bare_system, by_file, by_published, by_runs
+    from testbed.planner.systems import (
+        active_parameters,
+        bare_system,
+        by_file,
+        by_published,
+        by_runs,
+    )
 
-    speeds = SPEEDS[gpu.name]
-    bare = bare_system(config, shape, gpu, speeds, given.lengths)
+    speeds, active = SPEEDS[gpu.name], active_parameters(config, shape.parameters)
+    bare = bare_system(config, shape, active, gpu, speeds, given.lengths)
     if given.file is not None or given.runs:
         typer.echo("fitting the engine's time per token", err=True)
     if given.file is not None:
         return by_file(bare, given.file)
     if given.runs:
         return by_runs(bare, given.runs)
-    return by_published(bare, speeds[1], most_gpus, shape.active_parameters)
+    return by_published(bare, speeds[1], most_gpus, active)
 
 
 def _say(

@@ -45,8 +45,31 @@ class Calibrated:
     notes: list[str]
 
 
+def active_parameters(config: Config, total: int) -> int:
+    """Parameters that a token uses: fewer than all in a mixture of experts."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path, trusted = config.model.path, config.model.trust_remote_code
+    stored = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
+    text = stored.get_text_config()
+    number = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    used = getattr(text, "num_experts_per_tok", None)
+    if not number or not used:
+        return total
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(stored, trust_remote_code=trusted)
+    experts: int = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    return total - experts + int(experts * used // number)
+
+
 def bare_system(
-    config: Config, shape: ModelShape, gpu: Gpu, speeds: tuple[float, float], lengths: Lengths
+    config: Config,
+    shape: ModelShape,
+    active: int,
+    gpu: Gpu,
+    speeds: tuple[float, float],
+    lengths: Lengths,
 ) -> System:
     """Without what is calibrated. Raises BadInput if an engine cannot hold the model."""
     tp = config.rollout.tensor_parallel
@@ -56,7 +79,7 @@ def bare_system(
         config.data.max_prompt_tokens,
         lengths,
     )
-    model = ModelSize(shape.parameters, shape.active_parameters, 2.0 * shape.kv_elements)
+    model = ModelSize(shape.parameters, active, 2.0 * shape.kv_elements)
     device = Accelerator(gpu.bytes, speeds[0] * 1e12, speeds[1] * 1e12)
     try:
         engine = EngineTime.of(model, device, tp, 0.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.model_shape import MIB
+from paceline.model_head import MIB
 from policy_worker.model import attention
 from policy_worker.model.heads import score
 from policy_worker.objectives.batch import decode
