@@ -43,7 +43,7 @@ def rank_killed(fleet: LaunchedFleet) -> Trial:
     follower = next(
         child
         for child in psutil.Process(fleet.process(victim).pid).children()
-        if "policy_worker.follower" in child.cmdline()
+        if "policy_worker" in child.cmdline()
     )
     at = fleet.mark()
     t0 = time.time()
