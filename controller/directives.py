@@ -1,5 +1,4 @@
-"""Messages from the ledger's state: the directive of one worker, and a replica's plan of the open
-step."""
+"""Directives: the desired state of one worker, as a message, from the ledger's state."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -10,15 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-from controller.ledger.decisions.held_out import due_for
 from controller.ledger.enums import TRAITS, Lifecycle, Phase, Role
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
-from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
-from controller.ledger.step_metrics import reward_totals
 from controller.ledger.views import due_checkpoint, is_leased
-from paceline.ids import MeshEpoch, TaskId, Version
-from paceline.v1 import common_pb2, policy_pb2, worker_pb2
+from paceline.ids import TaskId
+from paceline.v1 import common_pb2, worker_pb2
 
 E = TypeVar("E", bound=Enum)
 M = TypeVar("M", bound=Message)
@@ -118,64 +114,6 @@ def _links(state: State, worker: Worker) -> Iterator[worker_pb2.WeightsLink]:
                 tree=link.tree,
                 relayed=TRAITS[sender.role].receives,
             )
-
-
-def plan_of(
-    state: State, worker_id: str, incarnation: int, mesh_epoch: MeshEpoch, state_version: Version
-) -> policy_pb2.PlanReply:
-    """The plan, if one is open, for a replica that formed ``mesh_epoch`` and holds the state of
-    ``state_version``."""
-    mesh = state.fleet.whole_mesh
-    rank = mesh.rank(worker_id, incarnation) if mesh is not None else -1
-    formed = mesh is not None and mesh.epoch == mesh_epoch
-    if formed and (due := due_for(state, worker_id, incarnation, state_version)) is not None:
-        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EVALUATE, evaluate_step=due)
-    if state.ended or state.versions.step >= state.run.steps:
-        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_FINISHED)
-    # Who forms an epoch holds its state. A replica without it formed one whose number was lost with
-    # the end of the journal and is given again.
-    if mesh is None or not formed or rank < 0 or state_version < mesh.state_version:
-        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EPOCH_OVER)
-    step = state.steps.open
-    if step is None or state_version != step.version:
-        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_WAIT)
-    records = state.tasks.records
-    metas = {task_id: g for task_id in step.groups if (g := records[task_id].group) is not None}
-    groups = metas.values()
-    rewards = reward_totals(groups)
-    shard = step.shard(worker_id)
-    plan = policy_pb2.StepPlan(
-        step=step.step,
-        mesh_epoch=step.mesh_epoch,
-        version=step.version,
-        next_version=step.version + 1,
-        shard=[
-            common_pb2.TaskRef(task_id=task_id, attempt=records[task_id].attempt)
-            for task_id in shard
-        ],
-        groups=[
-            message_of(
-                policy_pb2.PlannedGroup, metas[task_id], suspect=task_id in state.steps.suspects
-            )
-            for task_id in shard
-        ],
-        total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
-        total_sequences=sum(trained_sequences(state, g, step.step) for g in groups),
-        total_groups=len(metas),
-        total_samples=rewards.samples,
-        reward_sum=rewards.total,
-        reward_squares=rewards.squares,
-        within_squares=rewards.within,
-        rank=rank,
-        size=len(mesh.members),
-        version_epochs=[
-            message_of(policy_pb2.VersionEpoch, epoch) for epoch in reversed(state.versions.epochs)
-        ],
-        oldest_step=oldest_step(state, step.step),
-        lr=step.settings.lr,
-        checkpoint=step.step % state.run.checkpoint_every == 0,
-    )
-    return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
 
 
 # ---- grounds ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ to the next time, or to the next leader."""
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
-from controller.export.exporters import FINISH_S
+from controller.export.exporters import FINISH_S, Item
 from controller.ledger import Ledger
 from controller.ledger.codec import encode
 from controller.ledger.enums import Phase
@@ -64,7 +64,7 @@ class Housekeeping:
         self._group_commit = group_commit
         self._snapshot_at = snapshot_at
         self._events_since_snapshot = 0
-        self._held_lines: list[tuple[str, float, list[Mapping[str, Any]]]] | None = []
+        self._held_lines: list[Item] | None = []
         """Entries to be written once the lines before them are; None: those are."""
         self._obsolete: list[Ref] = []
         """Payloads that the newest durable entry makes needless, until they are deleted."""
@@ -100,11 +100,8 @@ class Housekeeping:
 
     # ---- run files and sinks ------------------------------------------------------------------
 
-    def record(self, batch: CommitBatch, *, last: bool) -> None:
+    def record(self, batch: CommitBatch, entry: Item, *, last: bool) -> None:
         """Writes what has become durable; ``last``: the run has ended with it."""
-        records = [record_of(e, data) for e, data in zip(batch.events, batch.json, strict=True)]
-        entry = (batch.at.entry, batch.t, records)
-        self._context.projector.post(*entry)
         if self._held_lines is None:
             self._write(entry)
         else:
@@ -119,7 +116,7 @@ class Housekeeping:
             self.over = True
             self.chore(self._finish_outflow())
 
-    def _write(self, entry: tuple[str, float, list[Mapping[str, Any]]]) -> None:
+    def _write(self, entry: Item) -> None:
         self.files.record(*entry)
         self.exporters.record(*entry)
 

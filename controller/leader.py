@@ -32,7 +32,7 @@ from controller.fleet.sessions import ServerSession, Sessions
 from controller.housekeeping import Housekeeping
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import Command, CommandRefused
-from controller.ledger.events import RunFailed, RunFinished, StepCommitted
+from controller.ledger.events import RunFailed, RunFinished, StepCommitted, record_of
 from controller.ledger.state.fleet import Worker
 from controller.ledger.views import may_need
 from controller.runtime import LongPolls, NotLeading, cancel_all
@@ -327,7 +327,11 @@ class Leader:
                     self.flow.commit(committed.metrics)
             for session, directive in directives:
                 self.sessions.send(session, directive)
-            self.housekeeping.record(batch, last=last)
+            # The way of an event to a page; beside it, to the files.
+            records = [record_of(e, data) for e, data in zip(batch.events, batch.json, strict=True)]
+            entry = batch.at.entry, batch.t, records
+            self.context.projector.post(*entry)
+            self.housekeeping.record(batch, entry, last=last)
             self.housekeeping.discard(obsolete)
             if snapshot is not None:
                 self.housekeeping.begin_save(LedgerSnapshot(batch.at, snapshot, batch.t))

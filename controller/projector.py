@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from controller.store.journal import LedgerSnapshot
 from controller.store.ledger_follower import totals_of
-from paceline.observe.progress import RATE_STEPS
+from paceline.masking import Redactor
+from paceline.observe.curves import RATE_STEPS
 from paceline.observe.projection import Projection
-from paceline.observe.redaction import Redactor
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from paceline.observe.progress import WIDTH, Progress, duration
+from paceline.observe.curves import WIDTH, Progress, duration
 from paceline.observe.runs import TIME_SPLIT
 from paceline.redis.client import remedy_of
 from paceline.v1 import admin_pb2, common_pb2

@@ -32,9 +32,9 @@ from paceline.process import threads
 from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import event, first_line
 from paceline.v1 import worker_pb2
-from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import WeightLink
 from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
+from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
 from policy_worker.model.host_memory import DeviceCopies
 from policy_worker.model.train_state import TrainState

@@ -51,7 +51,7 @@ from paceline.rpc.addresses import own_address
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
-from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
+from paceline.v1 import common_pb2, worker_pb2
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.without_model import NoEngine
@@ -249,11 +249,12 @@ class RolloutWorker:
             )
             produce = self.producer.produce
         died = self.lifecycle.engine_died
-        self.tasks = TaskRunner(self.session, held, engine, produce, partials, died)
+        self.tasks = TaskRunner(self.session, held, engine, produce, partials, died, self.unwanted)
         if every := config.rollout.partial_every_tokens:
             engine.watch(every, partials.note)
         self.loading = WeightLoader(self.session, self.tasks, self.lifecycle, self.loop)
-        self.leasing = LeaseLoop(self.session, engine, held.room, self.tasks_to_lease, self.take)
+        lease = self.tasks_to_lease, self.tasks.take
+        self.leasing = LeaseLoop(self.session, engine, held.room, *lease)
         scorer = None if config.recorded else self.scorer
         parts = (self.lifecycle, self.tasks, self.leasing, self.loading, scorer)
         self.reports = RolloutReport(*parts, config.rollout.max_sequences)
@@ -358,7 +359,7 @@ class RolloutWorker:
             unsent=len(self.tasks.outbox),
         )
 
-    def take(self, lease: rollout_pb2.Lease) -> None:
+    def unwanted(self) -> str:
+        """Reason for which a lease is handed back at once; empty: its task is worked on."""
         # The request may have been on its way when this worker began to leave.
-        leaving = "" if self.lifecycle.takes_tasks else "worker_leaving"
-        self.tasks.take(lease, leaving or self.loading.unwanted)
+        return self.loading.unwanted if self.lifecycle.takes_tasks else "worker_leaving"

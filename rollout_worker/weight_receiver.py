@@ -28,10 +28,9 @@ from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
 from paceline.weights.link_messages import RECEIVER, acknowledge, say_hello
-from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import LinkEnd, LinkKey, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
-from paceline.weights.weight_sending import LifeSign
+from paceline.weights.weight_sending import LifeSign, SendingEnd
 from paceline.weights.weight_snapshot import BUCKET_BYTES
 from paceline.weights.weight_transfer import Reception, StagedWeights, receive_snapshot
 

@@ -28,12 +28,12 @@ from statistics import fmean
 from typing import Any
 
 from paceline.config.sections.services import AlertKind, AlertsConfig
-from paceline.observe.drain import Drain
 from paceline.observe.event_history import ENDS, position_key
 from paceline.observe.held_out import HeldOut
 from paceline.observe.run_files import read_lines
 from paceline.observe.vocabulary import EventType
 from paceline.process.structured_log import event
+from paceline.process.threads import Drain
 
 log = logging.getLogger(__name__)
 

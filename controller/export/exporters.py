@@ -18,12 +18,12 @@ from controller.export.alerts import AlertThread
 from controller.export.group_content import FillTexts
 from controller.export.sample_archiver import SampleArchiver
 from paceline.config.schema import Config
-from paceline.observe.drain import Drain
 from paceline.observe.event_history import is_listed
 from paceline.observe.run_files import RunFileWriter, finite, metrics_row
 from paceline.observe.sinks.base import external_run, sink_maker
 from paceline.observe.sinks.sink_thread import SinkThread
 from paceline.payloads.store import PayloadStore
+from paceline.process.threads import Drain
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from controller.ledger.state.state import State
 from controller.ledger.step_metrics import RESPONSE_TOKENS, token_ages_of
 from controller.ledger.views import staleness_of
 from controller.replicated_controller import Controller
-from paceline.observe.progress import seconds_left
-from paceline.observe.redaction import Redactor
+from paceline.masking import Redactor
+from paceline.observe.curves import seconds_left
 from paceline.observe.runs import TIME_SPLIT
 from paceline.worker_pools import in_order
 

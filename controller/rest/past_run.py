@@ -23,8 +23,8 @@ from controller.store.ledger_follower import LedgerFollower
 from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline.ids import Step, Version
+from paceline.masking import Redactor
 from paceline.observe.projection import Projection
-from paceline.observe.redaction import Redactor
 from paceline.observe.run_files import DamagedFile
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.rpc.addresses import free_ports

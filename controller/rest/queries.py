@@ -19,6 +19,7 @@ from controller.replicated_controller import Controller
 from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_pool
 from controller.rest.schemas import Problem, documented
 from controller.status import controllers_of, status_head, status_of
+from paceline.masking import Redactor
 from paceline.observe.event_history import Key, SavedCheckpoint, position_key
 from paceline.observe.groups import (
     MOST_STEP,
@@ -31,7 +32,6 @@ from paceline.observe.groups import (
     listed,
 )
 from paceline.observe.projection import Projection
-from paceline.observe.redaction import Redactor
 from paceline.observe.run_files import finite
 from paceline.observe.samples import ArchiveReader
 from paceline.rpc.grpc_channel import as_dict

@@ -4,14 +4,17 @@ import logging
 import re
 from pathlib import PurePosixPath
 
-from controller.directives import plan_of, wire_values
+from controller.directives import message_of, wire_values
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import caller as check_worker
-from controller.ledger.decisions.held_out import spared
+from controller.ledger.decisions.held_out import due_for, spared
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.events import Topic
+from controller.ledger.state.state import State
+from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
 from controller.ledger.state.versions import REMEMBERED_CHECKPOINTS
+from controller.ledger.step_metrics import reward_totals
 from controller.services.validation import FAULT_OF, Caller, check_stats, from_worker
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.payloads.group_limits import Invalid, check_task
@@ -43,6 +46,64 @@ async def next_plan(
         if reply.state != policy_pb2.PLAN_STATE_WAIT or left_s <= 0:
             return reply
         await leader.long_polls[Topic.PLAN].wait(seen, left_s)
+
+
+def plan_of(
+    state: State, worker_id: str, incarnation: int, mesh_epoch: MeshEpoch, state_version: Version
+) -> policy_pb2.PlanReply:
+    """The plan, if one is open, for a replica that formed ``mesh_epoch`` and holds the state of
+    ``state_version``."""
+    mesh = state.fleet.whole_mesh
+    rank = mesh.rank(worker_id, incarnation) if mesh is not None else -1
+    formed = mesh is not None and mesh.epoch == mesh_epoch
+    if formed and (due := due_for(state, worker_id, incarnation, state_version)) is not None:
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EVALUATE, evaluate_step=due)
+    if state.ended or state.versions.step >= state.run.steps:
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_FINISHED)
+    # Who forms an epoch holds its state. A replica without it formed one whose number was lost with
+    # the end of the journal and is given again.
+    if mesh is None or not formed or rank < 0 or state_version < mesh.state_version:
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EPOCH_OVER)
+    step = state.steps.open
+    if step is None or state_version != step.version:
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_WAIT)
+    records = state.tasks.records
+    metas = {task_id: g for task_id in step.groups if (g := records[task_id].group) is not None}
+    groups = metas.values()
+    rewards = reward_totals(groups)
+    shard = step.shard(worker_id)
+    plan = policy_pb2.StepPlan(
+        step=step.step,
+        mesh_epoch=step.mesh_epoch,
+        version=step.version,
+        next_version=step.version + 1,
+        shard=[
+            common_pb2.TaskRef(task_id=task_id, attempt=records[task_id].attempt)
+            for task_id in shard
+        ],
+        groups=[
+            message_of(
+                policy_pb2.PlannedGroup, metas[task_id], suspect=task_id in state.steps.suspects
+            )
+            for task_id in shard
+        ],
+        total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
+        total_sequences=sum(trained_sequences(state, g, step.step) for g in groups),
+        total_groups=len(metas),
+        total_samples=rewards.samples,
+        reward_sum=rewards.total,
+        reward_squares=rewards.squares,
+        within_squares=rewards.within,
+        rank=rank,
+        size=len(mesh.members),
+        version_epochs=[
+            message_of(policy_pb2.VersionEpoch, epoch) for epoch in reversed(state.versions.epochs)
+        ],
+        oldest_step=oldest_step(state, step.step),
+        lr=step.settings.lr,
+        checkpoint=step.step % state.run.checkpoint_every == 0,
+    )
+    return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
 
 
 @from_worker

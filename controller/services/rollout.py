@@ -1,5 +1,11 @@
-"""RolloutService: tasks out, metadata of groups in."""
+"""RolloutService: tasks out, metadata of groups in.
 
+The controller never sees a group's payload, only a worker's metadata. Policy ranks compare its
+digest with the payload. Here its fields must be possible, and agree with one another.
+"""
+
+import math
+import re
 from collections.abc import Sequence
 
 from controller.directives import wire_values
@@ -8,17 +14,19 @@ from controller.ledger import decisions as cmd
 from controller.ledger import views
 from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
-from controller.ledger.specs import LeasedTask
-from controller.services.validation import RETURN_OF, Caller, check_meta, from_worker
+from controller.ledger.specs import GroupMeta, LeasedTask
+from controller.services.validation import RETURN_OF, Caller, from_worker
 from paceline.errors import one_line
 from paceline.ids import Version
-from paceline.payloads.group_limits import Invalid, check_task, task_settings
+from paceline.payloads.group_check import check_facts
+from paceline.payloads.group_limits import GroupLimits, Invalid, check_task, task_settings
 from paceline.payloads.store import Ref, partial_ref
 from paceline.v1 import rollout_pb2
 
 MAX_LEASED = 256
 LEASE_BYTES = 1024  # Upper bound for one encoded lease, excluding its row
 
+DIGEST = re.compile("[0-9a-f]{32}")
 _KINDS = wire_values(Kind, rollout_pb2.TaskKind, "TASK_KIND")
 _EMPTY = wire_values(EmptyReason, rollout_pb2.EmptyReason, "EMPTY_REASON")
 _VERDICTS = wire_values(VerdictCode, rollout_pb2.Verdict, "VERDICT")
@@ -142,6 +150,49 @@ async def submit_groups(
     await leader.group_commit.durable()
     leader.discard_unneeded(submitted)
     return reply
+
+
+def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version: int) -> GroupMeta:
+    """The metadata as the ledger keeps it. Raises Invalid."""
+    task_id, attempt = check_task(meta.task)
+    train = task_id[0] == "t"
+    if train and not DIGEST.fullmatch(meta.digest):
+        raise Invalid(f"digest {meta.digest[:64]!r} is invalid: expected 32 hexadecimal digits")
+    check_facts(meta, limits, newest_version)
+    rewards = list(meta.rewards)
+    mean = sum(rewards) / len(rewards)
+    return GroupMeta(
+        task_id=task_id,
+        attempt=attempt,
+        sequences=len(meta.lengths),
+        prompt_tokens=meta.prompt_tokens,
+        tokens=sum(span.length for span in meta.token_versions),
+        min_version=Version(meta.min_version),
+        max_version=Version(meta.max_version),
+        reward_mean=mean,
+        reward_std=_std(rewards, mean),
+        reward_max=max(rewards),
+        generate_s=meta.generate_s,
+        reward_s=meta.reward_s,
+        token_versions=tuple((Version(s.version), s.length) for s in meta.token_versions),
+        sequence_versions=tuple(
+            (tuple(map(Version, each.versions)), each.sequences) for each in meta.sequence_versions
+        ),
+        lengths=tuple(meta.lengths),
+        rewards=() if train else tuple(rewards),
+        answers=() if train else tuple(meta.answers),
+        truncated=0 if train else meta.truncated,
+        prompt_cut=meta.prompt_cut,
+        digest=meta.digest if train else "",
+    )
+
+
+def _std(rewards: Sequence[float], mean: float) -> float:
+    """Standard deviation of a sample, as in advantages; exactly 0 for equal rewards, whose mean may
+    be rounded."""
+    if min(rewards) == max(rewards):
+        return 0.0
+    return math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
 
 
 @from_worker

@@ -1,12 +1,9 @@
 """Request validation: the possible values of every field, by message, before the ledger sees a
-request. An error names the field, its fault, and the values that are allowed.
-
-The controller never sees a group's payload, only a worker's metadata. Policy ranks compare its
-digest with the payload. Here its fields must be possible, and agree with one another."""
+request. An error names the field, its fault, and the values that are allowed."""
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -15,12 +12,10 @@ from google.protobuf.descriptor import Descriptor
 from controller.directives import ROLES, wire_values
 from controller.leader import Leader
 from controller.ledger.enums import GroupFault, Lifecycle, ReturnKind, SuspendStage
-from controller.ledger.specs import GroupMeta, StatValue
+from controller.ledger.specs import StatValue
 from controller.replicated_controller import Controller
-from paceline.ids import Version
 from paceline.observe.vocabulary import FaultCause
-from paceline.payloads.group_check import check_facts
-from paceline.payloads.group_limits import GroupLimits, Invalid, check_task
+from paceline.payloads.group_limits import Invalid
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
 from paceline.worker_pools import ROLES as POOL_ROLES
 from paceline.worker_pools import role_of
@@ -31,7 +26,6 @@ Caller = tuple[str, int]
 Rule = Callable[[Any], str]
 """Returns the fault of a value; empty if it is possible."""
 
-DIGEST = re.compile("[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9_./:-]{1,64}")
 MAX_TASKS = 1024
 MAX_WORKERS = 100_000
@@ -203,7 +197,7 @@ def from_worker(
     return handle
 
 
-# ---- statistics and groups ----------------------------------------------------------------
+# ---- statistics ---------------------------------------------------------------------------
 
 
 def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
@@ -219,46 +213,3 @@ def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
             raise Invalid(f"stat {name} has weight {stat.weight}")
         checked[name] = StatValue(stat.sum, stat.weight, stat.max)
     return checked
-
-
-def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version: int) -> GroupMeta:
-    """The metadata as the ledger keeps it. Raises Invalid."""
-    task_id, attempt = check_task(meta.task)
-    train = task_id[0] == "t"
-    if train and not DIGEST.fullmatch(meta.digest):
-        raise Invalid(f"digest {meta.digest[:64]!r} is invalid: expected 32 hexadecimal digits")
-    check_facts(meta, limits, newest_version)
-    rewards = list(meta.rewards)
-    mean = sum(rewards) / len(rewards)
-    return GroupMeta(
-        task_id=task_id,
-        attempt=attempt,
-        sequences=len(meta.lengths),
-        prompt_tokens=meta.prompt_tokens,
-        tokens=sum(span.length for span in meta.token_versions),
-        min_version=Version(meta.min_version),
-        max_version=Version(meta.max_version),
-        reward_mean=mean,
-        reward_std=_std(rewards, mean),
-        reward_max=max(rewards),
-        generate_s=meta.generate_s,
-        reward_s=meta.reward_s,
-        token_versions=tuple((Version(s.version), s.length) for s in meta.token_versions),
-        sequence_versions=tuple(
-            (tuple(map(Version, each.versions)), each.sequences) for each in meta.sequence_versions
-        ),
-        lengths=tuple(meta.lengths),
-        rewards=() if train else tuple(rewards),
-        answers=() if train else tuple(meta.answers),
-        truncated=0 if train else meta.truncated,
-        prompt_cut=meta.prompt_cut,
-        digest=meta.digest if train else "",
-    )
-
-
-def _std(rewards: Sequence[float], mean: float) -> float:
-    """Standard deviation of a sample, as in advantages; exactly 0 for equal rewards, whose mean may
-    be rounded."""
-    if min(rewards) == max(rewards):
-        return 0.0
-    return math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))

@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc.aio
 
+from paceline.observe.curves import Progress
 from paceline.observe.event_history import ENDS, is_listed, text_of
-from paceline.observe.progress import Progress
 from paceline.observe.projection import Projection
 from paceline.observe.runs import read_summary
 from paceline.observe.vocabulary import EventType

@@ -17,6 +17,7 @@ from paceline.errors import UserError
 from paceline.masking import masked
 from paceline_launcher.cli import (
     admin,
+    cluster,
     config,
     doctor,
     eval_command,
@@ -24,15 +25,12 @@ from paceline_launcher.cli import (
     ledger,
     models,
     node,
-    plan_memory,
-    roles,
     runs,
     samples,
     status,
     up,
 )
-from paceline_launcher.cli.options import command_line
-from paceline_launcher.cli.render import render
+from paceline_launcher.cli.common import command_line
 
 app = typer.Typer(
     name="paceline",
@@ -94,13 +92,14 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     ),
     "Use the model": (eval_command.evaluate, models.export, models.serve),
     "Plan and check": (
-        _group("plan", "Compute a run's needs.", "plan memory run.toml", plan_memory.memory),
+        _group("plan", "Compute a run's needs.", "plan memory run.toml", doctor.memory),
         *(config.check_reward, config.check_objective),
         _group("ledger", "Verify a run.", "ledger verify --run-dir runs/demo", ledger.verify),
         _group("alerts", "Alerts of a run.", "alerts test run.toml", doctor.test),
     ),
     "On a cluster": (
-        *(render, roles.controller, roles.policy, roles.rollout, roles.scorer, roles.wait),
+        *(cluster.render, cluster.controller, cluster.policy, cluster.rollout),
+        *(cluster.scorer, cluster.wait),
     ),
 }
 NAMES = {runs.open_run: "open", admin.set_settings: "set", eval_command.evaluate: "eval"}

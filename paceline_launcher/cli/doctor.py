@@ -1,4 +1,4 @@
-"""``paceline doctor`` and ``paceline alerts``."""
+"""``paceline doctor | plan memory | alerts test``: what a run needs, before it starts."""
 
 import time
 from dataclasses import asdict
@@ -55,6 +55,65 @@ def doctor(
     else:
         typer.echo(f"{len(findings)} checks, {warned} warnings, {failed} failures")
     raise typer.Exit(1 if failed else 0)
+
+
+def memory(
+    config: ConfigArgument,
+    *,
+    gpu: str | None = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the bytes that a policy rank and a rollout worker need, by part, and what to change if
+    they do not fit.
+
+    It reads the model's config.json, never its weights. Exit status: 0 if all fits or no GPU is
+    known, 1 if not.
+
+    Example: paceline plan memory run.toml --gpu h100-80g --set fleet.policy_ranks=8
+
+    Args:
+        gpu NAME: GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the
+            smallest of this machine.
+    """
+    from paceline.memory_plan import GIB, RESERVE, found_gpu, memory_plan, named_gpu, problems
+    from paceline.model_shape import read_shape
+    from paceline_launcher.preflight.models import check_model_config
+
+    resolved = load_config(config, overrides or ())
+    device = named_gpu(gpu) if gpu is not None else found_gpu()
+    path = resolved.model.path
+    check_model_config(path)
+    shape = read_shape(resolved)
+    plans = memory_plan(resolved, shape)
+    wrong = list(problems(plans, device)) if device else []
+    if as_json:
+        print_json(
+            {
+                "model": {"path": path, "parameters": shape.parameters},
+                "gpu": device and asdict(device),
+                "processes": [
+                    {"name": p.name, "gpu_bytes": p.gpu, "host_bytes": p.host} for p in plans
+                ],
+                "problems": [{"found": found, "remedy": remedy} for found, remedy in wrong],
+            }
+        )
+    else:
+        typer.echo(f"{path}: {shape.parameters / 1e9:.2f} B parameters")
+        for plan in plans:
+            for where, parts in (("device", plan.gpu), ("host", plan.host)):
+                typer.echo(f"\n{plan.name}, {where}")
+                for part, size in {**parts, "sum": sum(parts.values())}.items():
+                    typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
+        if device is None:
+            typer.echo("\nno GPU found: --gpu NAME says whether this fits")
+        else:
+            room = f"{device.bytes * RESERVE / GIB:.1f} of {device.bytes / GIB:.1f} GiB"
+            typer.echo(f"\n{device.name} ({room} to give): {'does not fit' if wrong else 'fits'}")
+        for found, remedy in wrong:
+            typer.echo(f"{found}. {remedy}")
+    if wrong:
+        raise typer.Exit(1)
 
 
 def test(config: ConfigArgument, *, overrides: SetOption = None) -> None:

@@ -32,7 +32,7 @@ def runs(directory: Path = Path("runs"), *, as_json: JsonOption = False) -> None
     Args:
         directory DIR: Directory to search, three levels deep.
     """
-    from paceline.observe.progress import duration
+    from paceline.observe.curves import duration
     from paceline.observe.runs import find_runs
 
     if not directory.is_dir():
@@ -96,7 +96,7 @@ def compare(
 
 
 def _print(found: list[Run], last: list[str], title: str) -> None:
-    from paceline.observe.progress import duration
+    from paceline.observe.curves import duration
 
     def span(first: float | None, last: float | None) -> str:
         return "-" if first is None or last is None else f"{short(first)} → {short(last)}"

@@ -180,7 +180,7 @@ def run_to_end(
 ) -> int:
     """Leads the run from this node, and prints how it ended. Returns the exit status. ``line``:
     what is started, for people. ``options``: further fields of ``Run``."""
-    from paceline.observe.progress import Progress
+    from paceline.observe.curves import Progress
     from paceline.observe.projection import Projection
     from paceline_launcher.launch.run import EXIT_STATUS, Run
     from paceline_launcher.live_view import RunOutput, open_console

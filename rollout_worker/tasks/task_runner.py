@@ -27,7 +27,8 @@ EngineError if the engine has failed."""
 
 @dataclass
 class TaskRunner:
-    """``engine_died``: called if the engine fails while it works on a task."""
+    """``engine_died``: called if the engine fails while it works on a task. ``unwanted``: why this
+    worker hands back what it leases; empty: it works on it."""
 
     session: WorkerSession
     held: HeldTasks
@@ -35,17 +36,17 @@ class TaskRunner:
     produce: Produce
     partials: PartialRollouts
     engine_died: Callable[[EngineError], None]
+    unwanted: Callable[[], str]
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.session, self.held)
 
-    def take(self, lease: rollout_pb2.Lease, unwanted: str = "") -> None:
-        """``unwanted``: why this worker hands it back at once; empty: it works on it."""
+    def take(self, lease: rollout_pb2.Lease) -> None:
         task = self.held.add(lease)
         if task is None:
             return
-        if unwanted:
-            self._hand_back(task, unwanted)
+        if why := self.unwanted():
+            self._hand_back(task, why)
         else:
             task.work = asyncio.create_task(self._produce(task))
 

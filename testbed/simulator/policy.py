@@ -20,8 +20,7 @@ from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from testbed.simulator.cluster import Cluster
 from testbed.simulator.gradient_mesh import ERROR, Weights
 from testbed.simulator.oracle import Violation, next_state
-from testbed.simulator.weight_links import INTERVAL_S, SentWeights
-from testbed.simulator.worker import Fenced, SimulatedWorker
+from testbed.simulator.worker import SEND_S, Fenced, SentWeights, SimulatedWorker
 
 FORM_S = 10.0
 """Time limit of a rendezvous."""
@@ -327,4 +326,4 @@ class SimulatedPolicyWorker(SimulatedWorker):
             if self.state_version >= 0:
                 origin = (self.name, incarnation)
                 self.sent.offer(self, self, Weights(self.state_version, self.state, origin), None)
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(SEND_S)

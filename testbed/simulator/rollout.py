@@ -15,8 +15,7 @@ from testbed.simulator.controller_process import Session
 from testbed.simulator.gradient_mesh import Weights
 from testbed.simulator.oracle import Violation
 from testbed.simulator.virtual_time import Process, settle
-from testbed.simulator.weight_links import INTERVAL_S, SentWeights
-from testbed.simulator.worker import Fenced, SimulatedWorker
+from testbed.simulator.worker import SEND_S, Fenced, SentWeights, SimulatedWorker
 
 PARITY_FAILURES = 0.02
 """Share of swaps after which the parameters differ."""
@@ -211,7 +210,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
         while self.cluster.shape.spec.relay_fanout and self.incarnation == incarnation:
             if self.weights is not None:
                 self.sent.offer(self, self, self.weights, self.tree)
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(SEND_S)
 
     def _withdraw(self) -> None:
         """The weights were never committed, or are of a replica that was outvoted; nor may the

@@ -1,4 +1,4 @@
-"""Simulated worker: repeated calls, its session, and rejoining."""
+"""Simulated worker: repeated calls, its session, rejoining, and its end of weights links."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from controller.services import worker as worker_service
 from paceline.v1 import common_pb2, worker_pb2
 from testbed.simulator.cluster import Cluster
 from testbed.simulator.controller_process import Session
+from testbed.simulator.gradient_mesh import Weights
 from testbed.simulator.virtual_time import TIMEOUT, Process
 
 SILENCE_S = 2.0
 """A controller that has sent no directive for this long is given up."""
+SEND_S = 0.4
+"""Between two looks at what receivers lack."""
 
 
 class Fenced(Exception):
@@ -217,3 +220,35 @@ class SimulatedWorker(Client):
     def check(self) -> None:
         if self.directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
             raise Fenced("told to rejoin")
+
+
+class SentWeights:
+    """Versions that receivers have acknowledged."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[int, int], int] = {}
+        """Version, by epoch of the link and incarnation of the receiver."""
+
+    def offer(
+        self, sender: SimulatedWorker, process: Process, weights: Weights, tree: int | None
+    ) -> None:
+        """Sends ``weights`` over every link whose receiver has not got them. ``tree``: of the link
+        that they came over; None: the sender has computed them."""
+        for link in sender.directive.links:
+            mine = (link.publisher.worker_id, link.publisher.incarnation)
+            if mine != (sender.name, sender.incarnation) or (tree is not None and tree < link.tree):
+                continue
+            key = (link.epoch, link.receiver.incarnation)
+            receiver = sender.cluster.workers.get(link.receiver.worker_id)
+            receive = getattr(receiver, "receive", None)
+            if receiver is not None and receive and self._newest.get(key, -1) < weights.version:
+                arrived = (link.epoch, weights, process, self.acknowledged)
+                sender.cluster.network.send(sender.name, receiver, receive, *arrived)
+
+    def acknowledged(self, link: tuple[int, int], version: int) -> None:
+        """``link``: epoch and incarnation of the receiver."""
+        self._newest[link] = max(version, self._newest.get(link, -1))
+
+    def forget_after(self, version: int) -> None:
+        """The versions after it were not committed: others take their numbers."""
+        self._newest = {link: sent for link, sent in self._newest.items() if sent <= version}

@@ -13,11 +13,12 @@ from typing import Any
 
 import grpc
 
-from controller.directives import directive_of, plan_of, wire_values
+from controller.directives import directive_of, wire_values
 from controller.ledger import decisions as cmd
 from controller.ledger.enums import Lifecycle, Role, VoteOutcome
 from controller.ledger.specs import LearningRate, WorkerSpec
 from controller.ledger.state.fleet import Worker
+from controller.services.policy import plan_of
 from controller.services.validation import LIFECYCLE_OF, check_stats
 from paceline.config.sections.training import TrainConfig
 from paceline.observe.vocabulary import DeathCause

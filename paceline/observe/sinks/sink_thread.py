@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.drain import Drain
 from paceline.observe.file_tail import FileTail
 from paceline.observe.sinks.base import Point, Points, Sink
 from paceline.process.structured_log import event
+from paceline.process.threads import Drain
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.services.validation import check, check_meta
+from controller.services.rollout import check_meta
+from controller.services.validation import check
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from paceline.v1 import worker_pb2
 from paceline.weights.arriving_weights import ArrivingWeights
-from paceline.weights.sending_end import SendingEnd
 from paceline.weights.weight_link import LinkKey, WeightLink
+from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import WeightSnapshot
 from testbed.workers import weight_link_peer
 from tests.fixtures.weight_links import (

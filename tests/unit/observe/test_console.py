@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.observe.progress import Progress
+from paceline.observe.curves import Progress
 from paceline.rpc.auth import dashboard_link
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.cli.samples import _text

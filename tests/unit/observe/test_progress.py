@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.observe.progress import Progress
+from paceline.observe.curves import Progress
 from paceline.v1 import admin_pb2
 
 

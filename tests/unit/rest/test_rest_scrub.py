@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from controller.rest.schemas import ScaleBody
-from paceline.observe.redaction import Redactor
+from paceline.masking import Redactor
 
 
 @pytest.mark.parametrize(
