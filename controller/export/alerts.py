@@ -13,25 +13,26 @@ is a secret (chat services put a key into it): no message and no error contains 
 import json
 import logging
 import math
-import os
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from paceline.config.sections.services import AlertKind, AlertsConfig
 from paceline.observe.event_history import ENDS, position_key
 from paceline.observe.held_out import HeldOut
 from paceline.observe.run_files import read_lines
 from paceline.observe.vocabulary import EventType
+from paceline.process.files import replace_file
 from paceline.process.structured_log import event
 from paceline.process.threads import Drain
 
@@ -116,8 +117,7 @@ class AlertRules:
             before = self._collapsed
             self._collapsed = self._best - mean > self.config.reward_drop * abs(self._best)
             if self._collapsed and not before:
-                was = f"it was {self._best:.3f}"
-                text = f"mean reward of the last {WINDOW} steps is {mean:.3f}, {was}"
+                text = f"mean reward of {WINDOW} steps is {mean:.3f}, it was {self._best:.3f}"
                 yield "reward_collapse", step, text
 
 
@@ -129,9 +129,9 @@ def deliver(config: AlertsConfig, message: Mapping[str, Any]) -> None:
     """Sends to webhook and command. Raises NotDelivered if one fails; the other got it anyway."""
     body = json.dumps(message).encode()
     posted = _post(Path(config.webhook_file), body) if config.webhook_file is not None else ""
-    run = _run(config.command, body) if config.command else ""
-    if problems := "; ".join(filter(None, (posted, run))):
-        raise NotDelivered(problems)
+    ran = _run(config.command, body) if config.command else ""
+    if posted or ran:
+        raise NotDelivered("; ".join(filter(None, (posted, ran))))
 
 
 def _post(file: Path, body: bytes) -> str:
@@ -143,10 +143,9 @@ def _post(file: Path, body: bytes) -> str:
     if not url.startswith(("http://", "https://")):
         return "alerts.webhook_file must contain one http:// or https:// URL"
     try:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(url, body, headers, method="POST")
-        urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
-    except urllib.error.HTTPError as error:
+        request = Request(url, body, {"Content-Type": "application/json"}, method="POST")
+        urlopen(request, timeout=TIMEOUT_S).close()
+    except HTTPError as error:
         return f"the webhook answered {error.code}"
     except (OSError, ValueError, HTTPException) as error:
         return f"the webhook did not answer ({type(error).__name__})"
@@ -191,15 +190,14 @@ class AlertThread(Drain[dict[str, Any]]):
         self._step_since = 0.0
 
     def _serve(self) -> None:
-        try:
+        with suppress(OSError, ValueError):
             self._place = dict(json.loads(self._path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            self._place = {}
         self._since = 0.0 if self._place else time.time() - OLD_S
         self._survive(self._take, read_lines(self._run_dir / "events.jsonl"))
         for lines in self._batches():
             self._survive(self._take, lines)
-            self._survive(self._look)
+            if not self._closing.is_set():
+                self._survive(self._look)
 
     def _survive(self, part: Callable[..., object], *arguments: Any) -> None:
         try:
@@ -222,49 +220,43 @@ class AlertThread(Drain[dict[str, Any]]):
                         self._send(alert)
 
     def _look(self) -> None:
-        """Tells states of the run, each once, also if another leader told it."""
-        if self._closing.is_set():
-            return
+        """Tells states of the run."""
         step, now = self._progress(), time.monotonic()
         if step != self._step:
             self._step, self._step_since = step, now
         waited, told = now - self._step_since, self._place.setdefault("told", {})
-        free_gb = shutil.disk_usage(self._run_dir).free / 1e9
-        found: list[tuple[AlertKind, str, str]] = []
         if step is not None and waited > self._config.stall_s:
             text = f"no step was committed for {waited:.0f} s; the last one was step {step}"
-            found.append(("stall", str(step), text))
+            self._tell("stall", str(step), text)
+        free_gb = shutil.disk_usage(self._run_dir).free / 1e9
         if free_gb < self._config.disk_free_gb:
             key = told.get("disk") or str(int(time.time()))
-            found.append(("disk", key, f"{free_gb:.1f} GB are free in the run directory"))
+            self._tell("disk", key, f"{free_gb:.1f} GB are free in the run directory")
         elif free_gb > 1.2 * self._config.disk_free_gb:
             told.pop("disk", None)
-        for kind, key, text in found:
-            if told.get(kind) != key:
-                told[kind] = key
-                alert = Alert(kind, key, text, time.time(), step or 0)
-                if self._rules.wants(alert):
-                    self._send(alert)
+
+    def _tell(self, kind: AlertKind, key: str, text: str) -> None:
+        """Once, also if another leader told it."""
+        told, alert = self._place["told"], Alert(kind, key, text, time.time(), self._step or 0)
+        if told.get(kind) != key:
+            told[kind] = key
+            if self._rules.wants(alert):
+                self._send(alert)
 
     def _send(self, alert: Alert) -> None:
-        self._deliver(alert)
-        if self._may_write():
-            partial = self._path.with_suffix(f".{os.getpid()}.part")
-            self._survive(partial.write_text, json.dumps(self._place))
-            self._survive(partial.replace, self._path)
-
-    def _deliver(self, alert: Alert) -> None:
-        pause_s = self._first_pause_s
-        for left in reversed(range(TRIES)):
+        for number in range(TRIES):
             if not self._may_write():
                 return
             try:
                 deliver(self._config, alert.message(self._run))
                 event(log, "alert sent", kind=alert.kind, id=alert.key)
-                return
+                break
             except NotDelivered as why:
-                level = logging.WARNING if left else logging.ERROR
+                last = number == TRIES - 1
+                level = logging.ERROR if last else logging.WARNING
                 event(log, "alert not delivered", level, kind=alert.kind, id=alert.key, why=why)
-            if left and self._closing.wait(pause_s):
+            pause_s = self._first_pause_s * 4**number
+            if not last and self._closing.wait(pause_s):
                 time.sleep(min(pause_s, LAST_PAUSE_S))  # the process ends soon
-            pause_s *= 4
+        if self._may_write():
+            self._survive(replace_file, self._path, json.dumps(self._place).encode())
