@@ -9,8 +9,6 @@ completion is an input only if a scalar head reads it: nothing is predicted from
     predicts   . . . * a a a b b     (the last prompt token predicts the first of a and of b)
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,10 +16,10 @@ from torch import Tensor
 from policy_worker.model.attention import Block, MicroBatch, Packing, RowPattern
 from policy_worker.objectives.batch import GroupLengths, Ints, TokenBatch
 
-BLOCK_RATIO = 2.0
-"""Sequences share an attention block while the longest is at most this many times the shortest."""
-BLOCK_MINIMUM = 64
-"""Below this length, in tokens, padding costs less than another block."""
+BLOCK_SCORES = {"cpu": 4096}
+"""Scores of padding that take as long as another attention block, by device."""
+GPU_BLOCK_SCORES = 1 << 20
+"""The same on other devices, which wait for kernels rather than for scores."""
 
 
 def plan_rows(
@@ -136,7 +134,7 @@ def _attention_blocks(
     collapse = np.empty(total, dtype=np.int64)
     blocks: list[Block] = []
     offset = 0
-    for members in _similar(full):
+    for members in _similar(full, BLOCK_SCORES.get(device.type, GPU_BLOCK_SCORES)):
         longest = int(full[members].max())
         grid = np.arange(longest)[None, :]
         p, n = prompt[members][:, None], full[members][:, None]
@@ -175,18 +173,24 @@ def _row_pattern(
     return RowPattern(_tensor(group, device), _tensor(sequence, device), position)
 
 
-def _similar(full: Ints) -> Iterator[Ints]:
-    """Members of each block: one block for short sequences, then by ratio of lengths."""
-    if full.max() <= BLOCK_MINIMUM or full.max() <= BLOCK_RATIO * full.min():
-        yield _iota(full)
-        return
-    order = np.argsort(full, kind="stable")
-    start = 0
-    for i in range(1, len(order) + 1):
-        limit = max(BLOCK_MINIMUM, BLOCK_RATIO * full[order[start]])
-        if i == len(order) or full[order[i]] > limit:
-            yield np.sort(order[start:i])
-            start = i
+def _similar(full: Ints, block_scores: int) -> list[Ints]:
+    """Members of each block: the split by length with the fewest scores, padding included, if
+    each block costs ``block_scores`` more."""
+    lengths, counts = np.unique(full, return_counts=True)
+    until = np.r_[0, np.cumsum(counts)]
+    fewest, begins = np.zeros(len(lengths) + 1), np.zeros(len(lengths), dtype=np.int64)
+    for last, length in enumerate(lengths):
+        sequences = until[last + 1] - until[: last + 1]
+        scores = fewest[: last + 1] + sequences * float(length) ** 2 + block_scores
+        begins[last] = scores.argmin()
+        fewest[last + 1] = scores.min()
+    blocks: list[Ints] = []
+    last = len(lengths) - 1
+    while last >= 0:
+        first = begins[last]
+        blocks.append(np.flatnonzero((full >= lengths[first]) & (full <= lengths[last])))
+        last = first - 1
+    return blocks[::-1]
 
 
 def _ranges(starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:

@@ -62,7 +62,7 @@ def test_packed_rows_equal_each_sequence_alone(family, limit, short, monkeypatch
 
 
 def test_sequences_of_very_different_lengths_get_their_own_attention_blocks(monkeypatch):
-    monkeypatch.setattr(packing, "BLOCK_MINIMUM", 8)
+    monkeypatch.setitem(packing.BLOCK_SCORES, "cpu", 64)
     model = tiny_network("qwen3")
     groups = random_groups(2, group_size=2, seed=1, longest=4) + random_groups(
         2, group_size=2, seed=2, shortest=30, longest=40
