@@ -1,7 +1,6 @@
 """Checks of a whole group, and of the facts of it that a controller must know."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import TypeVar
 
@@ -89,15 +88,19 @@ def check_group(
     if len(group.prompt_text) > MAX_TEXT:
         raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
     token_count(group.prompt_tokens, "prompt_tokens", limits)
-    tokens, sequences = Counter[int](), Counter[tuple[int, ...]]()
-    for number, completion in enumerate(group.completions):
+    completions = list(group.completions)
+    tokens: dict[int, int] = {}
+    sequences: dict[tuple[int, ...], int] = {}
+    for number, completion in enumerate(completions):
         try:
             spans = _check_finished(completion, limits, newest_version)
         except Invalid as error:
             raise Invalid(f"completions[{number}]: {error}") from None
         for version, count in spans:
-            tokens[version] += count
-        sequences[tuple(sorted({version for version, count in spans if count}))] += 1
+            tokens[version] = tokens.get(version, 0) + count
+        # Versions never fall within a completion: they are in order.
+        versions = tuple(dict.fromkeys([version for version, count in spans if count]))
+        sequences[versions] = sequences.get(versions, 0) + 1
     if train and limits.columns:
         _check_scored(group, limits.columns)
     check_numbers(group, limits)
@@ -108,8 +111,8 @@ def check_group(
         prompt_cut=group.prompt_cut,
         generate_s=group.generate_s,
         reward_s=group.reward_s,
-        min_version=min((c.versions[0].version for c in group.completions), default=0),
-        max_version=max((c.versions[-1].version for c in group.completions), default=0),
+        min_version=min((c.versions[0].version for c in completions), default=0),
+        max_version=max((c.versions[-1].version for c in completions), default=0),
         token_versions=[
             common_pb2.VersionSpan(version=v, length=n) for v, n in sorted(tokens.items()) if n
         ],
@@ -118,10 +121,10 @@ def check_group(
             for versions, n in sorted(sequences.items())
             if versions
         ],
-        lengths=[len(completion.tokens) // 4 for completion in group.completions],
-        rewards=[completion.reward for completion in group.completions],
-        answers=[] if train else [completion.answer for completion in group.completions],
-        truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in group.completions),
+        lengths=[len(completion.tokens) // 4 for completion in completions],
+        rewards=[completion.reward for completion in completions],
+        answers=[] if train else [completion.answer for completion in completions],
+        truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in completions),
     )
     check_facts(facts, limits, newest_version)
     return facts

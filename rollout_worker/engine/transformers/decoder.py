@@ -63,9 +63,9 @@ class SlotCache:
             self.keys[span] = keys[span]
             self.values[span] = values[span]
 
-    def fill(self, rows: Tensor, sources: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Copies sequence ``sources[i]`` of a prefill into row ``rows[i]``. ``keys``, ``values``:
-        [layers, sequences, heads, tokens, dim]. One prefill may fill many rows."""
+    def fill(self, rows: slice, sources: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Copies sequence ``sources[i]`` of a prefill into the i-th of ``rows``. ``keys`` and
+        ``values``: [layers, sequences, heads, tokens, dim]. One prefill may fill many rows."""
         tokens = keys.shape[3]
         self.keys[:, rows, :, :tokens] = keys.index_select(1, sources)
         self.values[:, rows, :, :tokens] = values.index_select(1, sources)
@@ -137,7 +137,7 @@ def largest_gap(decoder: Decoder, model: torch.nn.Module, vocabulary: int) -> fl
         cache = SlotCache(decoder.shape)
         cache.reserve(2, 7 + steps, 0, 0)
         rows = torch.arange(2, device=device)
-        cache.fill(rows, rows, prefilled.keys, prefilled.values)
+        cache.fill(slice(2), rows, prefilled.keys, prefilled.values)
         mine = [prefilled.logits]
         for step in range(steps):
             positions = lengths + step

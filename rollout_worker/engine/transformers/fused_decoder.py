@@ -4,7 +4,8 @@ product for queries, keys and values, one for gate and up, and attention as two 
 over the slots in use. The fused matrices share memory with the model's parameters, so new weights
 are copied once for both. ``largest_gap`` compares the two paths at every start."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +20,17 @@ _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(slots=True)
 class _Layer:
-    norm_in: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
-    qk_norm: Tensor | None
-    """[query heads + key heads, head dim]; rebuilt from the model's two vectors by refresh."""
     out: nn.Linear
-    norm_mlp: Tensor
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: nn.Linear
+    norm_in: Tensor = field(init=False)
+    """This and the other gains are made from the model's vectors by refresh."""
+    norm_mlp: Tensor = field(init=False)
+    qk_norm: Tensor | None = None
+    """[query heads + key heads, head dim]"""
 
 
 def supports(model: PreTrainedModel) -> bool:
@@ -58,6 +60,11 @@ class FusedDecoder:
         self._scale = model.model.layers[0].self_attn.scaling
         self._eps = config.rms_norm_eps
         self._dtype = self._embed.dtype
+        self._floors = {
+            size: torch.tensor(math.sqrt(size * self._eps), device=self._embed.device)
+            for size in (self._embed.shape[1], self._dim)
+        }
+        """Lengths of vectors of a size whose mean square is epsilon."""
         self.shape = CacheShape(
             config.num_hidden_layers,
             self._kv_heads,
@@ -73,11 +80,14 @@ class FusedDecoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
+        self._norm_out = self._gain(self._model.model.norm.weight)
         for layer, module in zip(self._layers, self._model.model.layers, strict=True):
+            layer.norm_in = self._gain(module.input_layernorm.weight)
+            layer.norm_mlp = self._gain(module.post_attention_layernorm.weight)
             if hasattr(module.self_attn, "q_norm"):
                 q = module.self_attn.q_norm.weight.expand(self._heads, -1)
                 k = module.self_attn.k_norm.weight.expand(self._kv_heads, -1)
-                layer.qk_norm = torch.cat([q, k])
+                layer.qk_norm = self._gain(torch.cat([q, k]))
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Prefilled:
         count, longest = tokens.shape
@@ -144,17 +154,23 @@ class FusedDecoder:
         gate, up = hidden.chunk(2, -1)
         return _add_linear(x, F.silu(gate).mul_(up), layer.down)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _gain(self, weight: Tensor) -> Tensor:
+        """What _norm multiplies with."""
+        return weight * math.sqrt(weight.shape[-1]) if self._dtype == torch.float32 else weight
+
+    def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
+        """RMS norm: in float32 a vector over its length, which is the root of its size times the
+        root of its mean square. That takes half the operations of a mean of squares."""
         if self._dtype == torch.float32:
-            scaled = F.rms_norm(x, (x.shape[-1],), None, self._eps)
-            return scaled.mul_(weight)
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            return x.div(torch.hypot(length, self._floors[x.shape[-1]])).mul_(gain)
         # Rounded where the model rounds.
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-        return weight * wide.to(self._dtype)
+        return gain * wide.to(self._dtype)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._model.lm_head(self._norm(x, self._model.model.norm.weight)).float()
+        return self._model.lm_head(self._norm(x, self._norm_out)).float()
 
     def _reach(self, length: int) -> None:
         """Extends the rotary tables, from the model's own module, to cover ``length`` positions."""
@@ -177,12 +193,9 @@ def _fuse(module: nn.Module) -> _Layer:
     qkv, qkv_bias = _stack(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up, gate_up_bias = _stack(mlp.gate_proj, mlp.up_proj)
     return _Layer(
-        norm_in=module.input_layernorm.weight,
         qkv=qkv,
         qkv_bias=qkv_bias,
-        qk_norm=None,
         out=attention.o_proj,
-        norm_mlp=module.post_attention_layernorm.weight,
         gate_up=gate_up,
         gate_up_bias=gate_up_bias,
         down=mlp.down_proj,
