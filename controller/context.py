@@ -16,7 +16,6 @@ from controller.ledger.decisions.settings import check_steps, stays_ended
 from controller.ledger.specs import EvalSet, LearningRate, LiveSpec, RunSpec
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
-from controller.projector import Projector
 from controller.runtime import SYSTEM_CLOCK, Clock
 from controller.store.stores import Stores
 from paceline.config.changes import problem_of_change, problem_of_divisor, refusal
@@ -32,6 +31,7 @@ from paceline.config.schema import Config, run_steps
 from paceline.config.sections.evaluation import measures_truth
 from paceline.errors import BadInput, RefusalCode
 from paceline.ids import Step
+from paceline.observe.projection import Projector
 from paceline.redis.client import parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.token_texts import TextDecoder

@@ -20,10 +20,10 @@ from controller.ledger.codec import encode
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
 from controller.ledger.views import live_payloads, may_need, running_attempts, unfinished
-from controller.projector import answer_of
 from controller.runtime import NotLeading
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
+from paceline.observe.projection import answer_of
 from paceline.payloads.store import Ref, partial_ref
 from paceline.process.structured_log import event
 

@@ -179,7 +179,7 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
 
 
 def _open(changes: dict[str, bool]) -> tuple[str, ...]:
-    """Those that are not made yet, and help."""
+    """Changes that are not made yet, and help."""
     return tuple(change for change, helps in changes.items() if helps)
 
 

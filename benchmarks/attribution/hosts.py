@@ -12,12 +12,12 @@ from pathlib import Path
 
 import redis
 
-from controller.projector import Projector
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.redis_keys import Keys
 from paceline.observe.faults import Faults
 from paceline.observe.fleet_file import FleetRecord, ProcessId
+from paceline.observe.projection import Projector
 from paceline.redis.client import connect
 from paceline.redis.users import CONTROLLER, user_url
 from paceline.rpc.auth import own_token

@@ -1,8 +1,9 @@
 """Copy of the ledger from the journal: a standby keeps it current, a leader starts from it. Beside
 it the totals of a projection, which are cached in the ledger's snapshot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from controller.ledger.codec import decode
@@ -19,8 +20,8 @@ from paceline.observe.projection import Totals
 class Observer(Protocol):
     """A projector: it takes what the ledger is made from."""
 
-    def begin(self, snapshot: LedgerSnapshot | None) -> bool:
-        """Returns whether it lacks what was journalled before the snapshot."""
+    def begin(self, totals: Callable[[], Totals] | None, position: str) -> bool:
+        """Returns whether it lacks what was journalled up to ``position``, that of the totals."""
 
     def post(self, position: str, t: float, records: Sequence[Mapping[str, Any]]) -> None: ...
 
@@ -39,7 +40,8 @@ class LedgerFollower:
             snapshot = await journal.load_snapshot()
             replica = cls.of_snapshot(snapshot)
             if observer is not None:
-                lacks_past = observer.begin(snapshot)
+                totals = None if snapshot is None else partial(totals_of, snapshot)
+                lacks_past = observer.begin(totals, replica.snapshot_at)
                 replica.observer = observer
                 if snapshot is not None and lacks_past:
                     await replica.tell_past(journal)

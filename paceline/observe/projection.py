@@ -15,13 +15,16 @@ the record of a listed event with ``position``, ``n`` (its number within the ent
 events.jsonl.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from paceline.masking import Redactor
 from paceline.observe.coverage import Coverage
-from paceline.observe.curves import MetricStore
+from paceline.observe.curves import RATE_STEPS, MetricStore
 from paceline.observe.event_history import EventHistory, is_listed, position_key
 from paceline.observe.faults import Faults
 from paceline.observe.groups import DroppedGroups
@@ -29,7 +32,12 @@ from paceline.observe.held_out import HeldOut
 from paceline.observe.run_files import DamagedFile, finite, metrics_row, read_lines
 from paceline.observe.vocabulary import EventType
 
+T = TypeVar("T")
+
 MOST_EVALS = 20_000
+MOST_WAITING = 512
+PATIENCE_S = 0.3
+"""Longest wait for a glance at a long run whose file is still read; then the last one counts."""
 
 
 @dataclass(slots=True)
@@ -129,3 +137,103 @@ class Projection:
     def newest_steps(self, count: int) -> Sequence[Mapping[str, Any]]:
         """Rows of the newest committed steps, oldest first."""
         return self.metrics.rows(-1, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """Extract of the projection that the status of the run shows."""
+
+    steps: Sequence[Mapping[str, Any]] = ()  # Rows of the newest committed steps, oldest first
+    faults: str = ""  # In a sentence; empty: there were none
+    reward_trouble: str = ""
+
+
+class Projector:
+    """The projection in a thread of its own, so that an event loop does not wait for it. Nothing is
+    folded before somebody asks, or before ``MOST_WAITING`` entries wait: a thread that is woken for
+    every entry would compete with the event loop for the interpreter. ``inline``: without a thread,
+    for virtual time."""
+
+    def __init__(self, run_dir: Path, *, inline: bool = False) -> None:
+        self._run_dir = run_dir
+        self._clean = Redactor(run_dir).value
+        self._projection = Projection(self._clean)
+        self._waiting: list[tuple[str, float, Sequence[Mapping[str, Any]]]] = []
+        self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="projection")
+        self._glancing: asyncio.Task[Glance] | None = None
+        self.glance = Glance()  # As of the last ``look``
+
+    # ---- feeding --------------------------------------------------------------------------
+
+    def begin(self, totals: Callable[[], Totals] | None, position: str) -> bool:
+        """Begins anew: from the run's file, and from the totals as of ``position``, which are read
+        in the thread. Returns whether there is no such file, as on another machine than the
+        leader's."""
+        self._waiting.clear()
+        self._submit(lambda: self._load(totals, position))
+        return not (self._run_dir / "events.jsonl").is_file()
+
+    def hold(self, projection: Projection) -> None:
+        """Answers from a projection that nothing is added to."""
+        self._submit(lambda: setattr(self, "_projection", projection))
+
+    def _load(self, totals: Callable[[], Totals] | None, position: str) -> None:
+        self._projection = Projection(self._clean)
+        self._projection.read_history(self._run_dir)
+        if totals is not None:
+            self._projection.restore(totals(), position)
+
+    def post(self, position: str, t: float, records: Sequence[Mapping[str, Any]]) -> None:
+        """Takes a durable entry; returns at once."""
+        self._waiting.append((position, t, records))
+        if len(self._waiting) >= MOST_WAITING:
+            self.begin_ask(lambda projection: None)
+
+    # ---- answering ------------------------------------------------------------------------
+
+    def begin_ask(self, question: Callable[[Projection], T]) -> Future[T]:
+        """The answer to come, with all that was posted so far and nothing that is posted later."""
+        entries, self._waiting = self._waiting, []
+
+        def answer() -> T:
+            for position, t, records in entries:
+                self._projection.take(position, t, records)
+            return question(self._projection)
+
+        return self._submit(answer)
+
+    async def ask(self, question: Callable[[Projection], T]) -> T:
+        return await answer_of(self.begin_ask(question))
+
+    async def look(self) -> Glance:
+        """A fresh glance, or the last one if that takes long."""
+        if self._glancing is None or self._glancing.done():
+            self._glancing = asyncio.create_task(self.ask(_glance_at))
+        asked = self._glancing
+        await asyncio.wait({asked}, timeout=PATIENCE_S)
+        if asked.done() and not asked.cancelled() and asked.exception() is None:
+            self.glance = asked.result()
+        return self.glance
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        if self._pool is not None:
+            return self._pool.submit(work)
+        done: Future[T] = Future()
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def _glance_at(run: Projection) -> Glance:
+    faults = run.totals.faults.sentence
+    return Glance(run.newest_steps(RATE_STEPS), faults, run.held_out.trouble)
+
+
+async def answer_of(asked: Future[T]) -> T:
+    return asked.result() if asked.done() else await asyncio.wrap_future(asked)

@@ -20,7 +20,6 @@ from controller.dataset_rows import DatasetRows
 from controller.leader import Leader
 from controller.ledger.decisions.commands import CommandRefused
 from controller.ledger.specs import LiveSpec, RunSpec, values
-from controller.projector import Projector
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
 from controller.services import worker as worker_service
@@ -28,6 +27,7 @@ from controller.services.grpc_server import final_error
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.dataset.rows import RowSource
+from paceline.observe.projection import Projector
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.v1 import worker_pb2
 from testbed.simulator.memory_store import MemoryRedis, memory_stores

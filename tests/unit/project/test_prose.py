@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 PACKAGES = ("paceline", "paceline_launcher", "controller")
 PACKAGES += ("policy_worker", "rollout_worker", "scorer_worker")
 RIDDLE = re.compile(r"(Of|What|Whether|Those|Why|As|Whose|Which|Where)\b")
@@ -19,6 +20,20 @@ def test_every_file_that_a_document_names_exists(document: str) -> None:
     named = set(re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml|txt))`", text))
     assert named
     assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
+
+
+WALKS = re.findall(r"^\*\*.+\d+ rooms\.\*\*.*\n\n(?:.+\n)+", ARCHITECTURE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_every_room_of_a_walk_is_there_and_is_counted(number: int) -> None:
+    walk = WALKS[number]
+    rooms = re.findall(r"^(\d+)\. `(\S+):(\w+)`", walk, re.MULTILINE)
+    last = int(re.findall(r"(\d+) rooms", walk)[0])
+    assert [int(place) for place, _, _ in rooms] == list(range(last - len(rooms) + 1, last + 1))
+    assert len({path for _, path, _ in rooms}) == len(rooms) == walk.count("\n") - 2
+    for _, path, name in rooms:
+        assert re.search(rf"\b(def|function) {name}\(", (ROOT / path).read_text()), (path, name)
 
 
 def anchors(page: Path) -> set[str]:

@@ -7,6 +7,7 @@ Record anew with ``python -m tests.unit.rest.test_recorded_journals`` and read t
 import asyncio
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,13 @@ import pytest
 from controller.context import ControllerContext
 from controller.ledger.codec import encode
 from controller.ledger.events import from_json, record_of
-from controller.projector import Projector
 from controller.replicated_controller import Controller
 from controller.rest.app import Rest
 from controller.store.journal import Entry, LedgerSnapshot, Position
-from controller.store.ledger_follower import LedgerFollower, coverage_of
+from controller.store.ledger_follower import LedgerFollower, coverage_of, totals_of
 from paceline.config.schema import Config
 from paceline.observe.event_history import position_key
-from paceline.observe.projection import Projection
+from paceline.observe.projection import Projection, Projector
 from paceline.observe.run_files import RunFileWriter
 from paceline.redis.leader_lease import LeaderIdentity
 
@@ -165,7 +165,8 @@ async def test_a_projection_that_begins_with_files_and_a_snapshot_goes_on_as_the
             for event in entry.events:
                 writer.record(entry.at.entry, entry.t, record_of(from_json(event), event))
     again = Projector(tmp_path, inline=True)
-    assert snapshot is not None and not again.begin(snapshot)
+    assert snapshot is not None
+    assert not again.begin(partial(totals_of, snapshot), snapshot.at.entry)
     restarted = LedgerFollower.of_snapshot(snapshot)
     restarted.observer = again
     restarted.apply(entries[len(entries) // 3 + 1 :])
