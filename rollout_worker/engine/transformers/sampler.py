@@ -54,20 +54,19 @@ def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArra
     tokens int64 [rows] and the log-probability of each under the distribution it was drawn from,
     float32 [rows]. A row whose logits are not finite has a log-probability that is not."""
     filtered = ((rows.top_p < 1) | (rows.top_k > 0)) & ~rows.greedy
+    plain = ~(rows.greedy | filtered)
+    if plain.all():
+        token, logprob = _plain(logits, rows)
+        return token.cpu().numpy(), logprob.cpu().numpy()
     tokens = np.empty(len(logits), dtype=np.int64)
     logprobs = np.empty(len(logits), dtype=np.float32)
-    for where, draw in (
-        (rows.greedy, _greedy),
-        (filtered, _filtered),
-        (~rows.greedy & ~filtered, _plain),
-    ):
+    for where, draw in ((rows.greedy, _greedy), (filtered, _filtered), (plain, _plain)):
         index = np.flatnonzero(where)
-        if len(index) == 0:
-            continue
-        part = logits if len(index) == len(logits) else logits[_on(index, logits)]
-        chosen, logprob = draw(part, rows.take(index))
-        tokens[index] = chosen.cpu().numpy()
-        logprobs[index] = logprob.cpu().numpy()
+        if len(index):
+            part = logits if len(index) == len(logits) else logits[_on(index, logits)]
+            token, logprob = draw(part, rows.take(index))
+            tokens[index] = token.cpu().numpy()
+            logprobs[index] = logprob.cpu().numpy()
     return tokens, logprobs
 
 
@@ -109,9 +108,8 @@ def _tempered(logits: Tensor, rows: SamplerRows) -> Tensor:
 def _invert(p: Tensor, uniform: Tensor) -> Tensor:
     """First index at which the cumulative sum passes uniform * total. int64 [rows, 1]."""
     cumulative = p.cumsum(-1)
-    total = cumulative[:, -1]
-    # Rounding may carry the product up to the total itself, which no index would pass.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    # Closer to 1, rounding may carry the product up to the total itself, which no index would pass.
+    target = uniform.clamp(max=1 - 2.0**-23) * cumulative[:, -1]
     found = torch.searchsorted(cumulative, target[:, None], right=True)
     return found.clamp_(max=p.shape[1] - 1)
 

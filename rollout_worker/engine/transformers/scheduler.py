@@ -41,7 +41,8 @@ class Scheduler:
         self._cache = SlotCache(decoder.shape)
         self.batch = RunningBatch(slots)
         self.admission = Admission(slots, cache_tokens)
-        self._end_tokens = np.array(sorted(end_tokens), dtype=np.int64)
+        self._ends = np.zeros(texts.vocabulary, dtype=bool)
+        self._ends[[token for token in end_tokens if token < texts.vocabulary]] = True
         self._texts = texts
         self._may_end = lru_cache(_STOPS)(texts.may_end)
         self.tokens = 0
@@ -119,7 +120,7 @@ class Scheduler:
         broken = ~np.isfinite(logprobs)
         at_limit, has_stops = batch.append(rows, tokens, logprobs)
         self.tokens += len(tokens)
-        stopped = np.isin(tokens, self._end_tokens)
+        stopped = self._ends[tokens]
         stops: dict[int, str] = {}
         for i in np.flatnonzero(has_stops & ~stopped & ~broken).tolist():
             row = rows.start + i
