@@ -186,10 +186,10 @@ OLDEST_BUCKET = "33_up"
 _BUCKETS = (*AGE_BUCKETS.values(), OLDEST_BUCKET)
 RESPONSE_TOKENS = {
     "all": "response_tokens_mean",
-    **{
-        name: f"{name}_response_tokens_mean"
-        for name in ("late", "masked", "dropped", "uninformative")
-    },
+    "late": "late_response_tokens_mean",
+    "masked": "masked_response_tokens_mean",
+    "dropped": "dropped_response_tokens_mean",
+    "uninformative": "uninformative_response_tokens_mean",
 }  # Metrics of length: of all that a step trains, and of each part
 
 
@@ -214,10 +214,7 @@ def _ages(s: State, groups: Sequence[GroupMeta], step: Step) -> dict[str, float]
         "masked_share": 1.0 - tokens / sum(g.tokens for g in groups),
         "dropped_share": dropped / (dropped + len(groups)),
         "uninformative_share": dull.groups / (dull.groups + len(groups)),
-        **_length("late", late),
-        **_length("masked", masked),
-        **_length("dropped", too_old),
-        **_length("uninformative", [dull]),
+        **_lengths({"late": late, "masked": masked, "dropped": too_old, "uninformative": [dull]}),
         **_histogram(trained, tokens),
     }
 
@@ -230,12 +227,12 @@ def token_ages_of(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _length(name: str, sizes: Iterable[GroupMeta | GroupSizes]) -> dict[str, float]:
-    sizes = list(sizes)
-    sequences = sum(size.sequences for size in sizes)
-    if not sequences:
-        return {}
-    return {RESPONSE_TOKENS[name]: sum(size.tokens for size in sizes) / sequences}
+def _lengths(parts: Mapping[str, Sequence[GroupMeta | GroupSizes]]) -> dict[str, float]:
+    return {
+        RESPONSE_TOKENS[name]: sum(size.tokens for size in sizes) / sequences
+        for name, sizes in parts.items()
+        if (sequences := sum(size.sequences for size in sizes))
+    }
 
 
 def _histogram(ages: Iterable[tuple[int, int]], tokens: int) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from controller.ledger.decisions.commands import Command as Command
 from controller.ledger.decisions.commands import CommandRefused as CommandRefused
-from controller.ledger.decisions.faults import *
 from controller.ledger.decisions.held_out import *
 from controller.ledger.decisions.leases import *
 from controller.ledger.decisions.links import *

@@ -23,7 +23,7 @@ EARLY_STOP = "early-stopping"  # Request id of the stop
 def settle_evals(d: Decider) -> None:
     """Schedules the rounds that are due; closes those that are complete."""
     s = d.state
-    if s.phase is Phase.NONE or s.ended:
+    if s.ended:
         return
     run, step = s.run, s.versions.step
     new = step not in s.evals.rounds and step not in s.evals.done

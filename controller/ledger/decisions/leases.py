@@ -14,7 +14,7 @@
 
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from controller.ledger import events as ev
@@ -27,7 +27,6 @@ from controller.ledger.enums import (
     Phase,
     ReleaseReason,
     ReturnKind,
-    Role,
     VerdictCode,
 )
 from controller.ledger.limits import dispatch_limit
@@ -69,28 +68,23 @@ def lease(
         raise CommandRefused(
             RefusalCode.INVALID, f"lease_seq {lease_seq} is older than {worker.lease_seq}"
         )
-    loaded = _usable_version(state, worker, loaded_version)
     if reason := _not_eligible(state, worker):
         return LeaseResult((), reason)
+    # The weights of a commit that Redis has lost, or of an outvoted replica, do not count: others
+    # are on their way. A recorded row waits for no weights.
+    newest = state.versions.version
+    usable = loaded_version <= newest and loaded_version != worker.withdrawn_version
+    loaded = newest if state.run.recorded else loaded_version if usable else Version(-1)
     picked = _pick(state, worker, loaded, max_tasks)
     if isinstance(picked, EmptyReason):
         return LeaseResult((), picked)
     leases = tuple(_lease_of(state, task) for task in picked)
-    if state.run.curriculum_min and (passed := _passed(state, picked)):
+    # Numbers before those of new tasks that no task has: the curriculum leaves out their rows.
+    cursor, taken = state.tasks.cursor, {t.ordinal for t in picked if t.kind is Kind.TRAIN}
+    if passed := tuple(n for n in range(cursor, max(taken, default=0)) if n not in taken):
         d.emit(ev.RowsPassedOver(passed))
     d.emit(ev.TasksLeased(*worker.who, lease_seq, leases, loaded))
     return LeaseResult(leases)
-
-
-def _usable_version(state: State, worker: Worker, loaded: Version) -> Version:
-    """The version that the worker's groups will have; -1: it has to wait for weights."""
-    newest = state.versions.version
-    if state.run_spec is not None and state.run_spec.recorded:
-        return newest  # a recorded row waits for no weights
-    # The weights of a commit that Redis has lost, or of an outvoted replica, do not count: others
-    # are on their way.
-    usable = loaded <= newest and loaded != worker.withdrawn_version
-    return loaded if usable else Version(-1)
 
 
 def _not_eligible(state: State, worker: Worker) -> EmptyReason | None:
@@ -108,14 +102,14 @@ def _not_eligible(state: State, worker: Worker) -> EmptyReason | None:
 
 def _pick(state: State, worker: Worker, loaded: Version, most: int) -> list[Task] | EmptyReason:
     """At most ``most`` tasks for the worker, at least one; or why there is none."""
+    trainable = admissible(state, loaded)
     if state.tasks.suspects and _takes_suspects(state, worker):
-        suspects = _suspects(state, loaded)
-        if suspects:
-            return EmptyReason.ISOLATED if worker.held else suspects[:1]
+        waiting = (_pending_evals(state, loaded), _pending_train(state) if trainable > 0 else ())
+        if suspect := next((t for t in chain(*waiting) if t.suspect), None):
+            return EmptyReason.ISOLATED if worker.held else [suspect]
     evals = (t for t in _pending_evals(state, loaded) if not t.suspect)
     tasks = list(islice(evals, most))
-    rest = min(most - len(tasks), admissible(state, loaded))
-    if rest > 0:
+    if (rest := min(most - len(tasks), trainable)) > 0:
         tasks.extend(_train_tasks(state, rest))
     if tasks:
         return tasks
@@ -141,33 +135,19 @@ def _takes_suspects(state: State, worker: Worker) -> bool:
     """The first worker by name that has weights takes them. Nothing that changes with every step
     may decide it: a worker that is excused in between would get other tasks, and never run empty.
     """
-    workers = (w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving and not w.spare)
-    able = (w for w in workers if state.run.recorded or w.loaded_version >= 0)
+    able = (w for w in state.fleet.at_work() if state.run.recorded or w.loaded_version >= 0)
     return min(able, key=lambda w: w.worker_id, default=None) is worker
-
-
-def _suspects(state: State, loaded_version: Version) -> list[Task]:
-    """Suspect tasks that wait and may be leased to an engine that serves ``loaded_version``."""
-    tasks = [t for t in _pending_evals(state, loaded_version) if t.suspect]
-    if admissible(state, loaded_version) > 0:
-        tasks.extend(t for t in _pending_train(state) if t.suspect)
-    return tasks
 
 
 def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
     for round_ in state.evals.rounds.values():
         if loaded_version < state.versions.version_of(round_.step):
             return
-        if round_.version not in (None, loaded_version) and _is_served(state, round_.version):
+        others = round_.version not in (None, loaded_version)
+        if others and any(w.loaded_version == round_.version for w in state.fleet.at_work()):
             continue
         for row in round_.pending:
             yield state.tasks.records[TaskId(f"e{round_.step}.{row}")]
-
-
-def _is_served(state: State, version: Version | None) -> bool:
-    """True if a rollout worker that may lease tasks serves ``version``."""
-    workers = state.fleet.living(Role.ROLLOUT)
-    return any(w.loaded_version == version and not w.leaving and not w.spare for w in workers)
 
 
 def _pending_train(state: State) -> Iterator[Task]:
@@ -192,23 +172,14 @@ def _taken(state: State, new: range) -> list[int]:
     ordinal, passed = new.start, 0
     while len(taken) < len(new):
         row = order.place(ordinal)[1]
-        if (
-            curriculum.leaves_out(row, ordinal, run.seed, run.curriculum_min)
-            and passed < MOST_PASSED
-        ):
+        out = curriculum.leaves_out(row, ordinal, run.seed, run.curriculum_min)
+        if out and passed < MOST_PASSED:
             passed += 1
         else:
             taken.append(ordinal)
             passed = 0
         ordinal += 1
     return taken
-
-
-def _passed(state: State, tasks: list[Task]) -> tuple[int, ...]:
-    """Numbers before those of the new tasks that no task has: the curriculum has left them out."""
-    cursor = state.tasks.cursor
-    new = {t.ordinal for t in tasks if t.kind is Kind.TRAIN and t.ordinal >= cursor}
-    return tuple(n for n in range(cursor, max(new, default=cursor)) if n not in new)
 
 
 def _lease_of(state: State, task: Task) -> LeasedTask:
@@ -248,10 +219,10 @@ def accept(d: Decider, now: float, worker: Worker, group: GroupMeta) -> Verdict:
         d.settle_evals(now)
         return Verdict(VerdictCode.ACCEPTED)
     if found := too_old(state, group, state.next_step):
-        drop(d, task, *found, VerdictCode.TOO_STALE, group)
+        drop(d, task, *found, group, VerdictCode.TOO_STALE)
         return Verdict(VerdictCode.TOO_STALE, found[1])
     if state.run.filter_uninformative and group.reward_std == 0.0:
-        drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal", group=group)
+        drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal", group)
         return Verdict(VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped")
     d.emit(ev.GroupAccepted(worker.worker_id, group))
     settle_step(d, now)
@@ -334,8 +305,8 @@ def drop(
     task: Task,
     reason: str,
     detail: str = "",
-    verdict: VerdictCode = VerdictCode.DUPLICATE,
     group: GroupMeta | None = None,
+    verdict: VerdictCode = VerdictCode.DUPLICATE,
 ) -> None:
     """Finishes the task without training it, nor the ``group`` that was generated for it."""
     d.emit(ev.TaskDropped(task.task_id, task.attempt, reason, detail, verdict, group))
@@ -358,16 +329,15 @@ def _finished(state: State, task_id: TaskId, attempt: int) -> Verdict:
             return Verdict(verdict, "this attempt is finished")
         if not 1 <= attempt < last:
             return Verdict(VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times")
-    elif not was_dispatched(state, task_id):
+    elif not _was_dispatched(state, task_id):
         return Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
     return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
 
 
-def was_dispatched(state: State, task_id: TaskId) -> bool:
-    found = _TASK_ID.fullmatch(task_id)
-    if found is None:
+def _was_dispatched(state: State, task_id: TaskId) -> bool:
+    if (parsed := _TASK_ID.fullmatch(task_id)) is None:
         return False
-    ordinal, step, row = found.groups()
+    ordinal, step, row = parsed.groups()
     if ordinal is not None:
         return int(ordinal) < state.tasks.cursor
     return int(row) < state.evals.rows_of(Step(int(step)))

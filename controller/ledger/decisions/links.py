@@ -29,7 +29,7 @@ def settle_links(d: Decider) -> None:
     """One link for every living rollout worker, if a replica holds the newest state; then those
     that spread the sending better. Those of recorded data load no weights."""
     s = d.state
-    if s.over or (s.run_spec is not None and s.run.recorded):
+    if s.over or s.run.recorded:
         return
     sources = s.fleet.sources(s.versions.version)
     if not sources:
@@ -37,7 +37,7 @@ def settle_links(d: Decider) -> None:
     _supply(d, sources)
     # Once the whole mesh has the state, and not for each member that comes to it.
     complete = len(sources) == len(s.fleet.members())
-    if _fanout(s):
+    if s.run.relay_fanout:
         _improve_tree(d, sources, complete=complete)
     elif complete:
         _even_shares(d, sources)
@@ -50,7 +50,7 @@ def _supply(d: Decider, sources: Sequence[Worker]) -> None:
     failing = [w for w in fleet.roots() if w.worker_id not in serving]
     # One that has left the mesh with the newest state: what it has sent stays.
     left = [w for w in failing if w.state_version == s.versions.version and not fleet.in_mesh(w)]
-    if _fanout(s) and len(left) < len(failing):
+    if s.run.relay_fanout and len(left) < len(failing):
         _plant(d, sources)
         return
     # A link ends with each of its ends.
@@ -58,21 +58,17 @@ def _supply(d: Decider, sources: Sequence[Worker]) -> None:
         return
     without = {None, *(w.worker_id for w in failing)}
     publisher_of = {receiver: link.publisher for receiver, link in fleet.links.items()}
-    tree = RelayTree(fleet, _ready(s, sources), _fanout(s))
+    tree = RelayTree(fleet, _ready(s, sources), s.run.relay_fanout)
     for receiver in fleet.living(Role.ROLLOUT):
         if publisher_of.get(receiver.worker_id) in without:
             _assign(d, tree.attach(receiver), receiver)
-
-
-def _fanout(s: State) -> int:
-    return 0 if s.run_spec is None else s.run.relay_fanout
 
 
 def _plant(d: Decider, sources: Sequence[Worker]) -> None:
     """A new tree of links for all receivers."""
     s = d.state
     number = s.fleet.link_generation + 1
-    tree = RelayTree(None, sources, _fanout(s))
+    tree = RelayTree(None, sources, s.run.relay_fanout)
     for receiver in s.fleet.living(Role.ROLLOUT):
         _assign(d, tree.attach(receiver), receiver, tree=number)
 
@@ -114,13 +110,13 @@ def _improve_tree(d: Decider, sources: Sequence[Worker], *, complete: bool) -> N
     s, newest = d.state, d.state.versions.version
     sends = [s.fleet.sends_to(w.worker_id) for w in sources]
     most = max(sends)
-    if most > _fanout(s):
+    if most > s.run.relay_fanout:
         # The newest of the receivers that have followed this source moves below a relay with room.
         source = sources[sends.index(most)]
         receivers = reversed(s.fleet.receivers_of(source))
         receiver = next((w for w in receivers if newest - w.loaded_version <= 1), None)
         if receiver is not None:
-            tree = RelayTree(s.fleet, sources, _fanout(s), without=receiver.worker_id)
+            tree = RelayTree(s.fleet, sources, s.run.relay_fanout, without=receiver.worker_id)
             if (parent := tree.parent_of(receiver)) is not source:
                 _assign(d, parent, receiver)
         return
@@ -158,7 +154,7 @@ def send_again(d: Decider, receivers: Iterable[str], *, lost_commit: bool = Fals
     sources = s.fleet.sources(s.versions.version)
     if not sources:
         return
-    if _fanout(s):
+    if s.run.relay_fanout:
         # Only a new term can have lost a commit: a tree that was planted in it at the present
         # version has new links for all.
         if not lost_commit or s.fleet.tree_planted != (s.term, s.versions.version):
@@ -181,7 +177,7 @@ def _assign(
     generation = s.fleet.link_generation + 1
     if tree is None:
         # The first link of a run plants the first tree.
-        tree = (s.fleet.tree or generation) if _fanout(s) else 0
+        tree = (s.fleet.tree or generation) if s.run.relay_fanout else 0
     d.emit(
         ev.LinkAssigned(
             generation=generation,

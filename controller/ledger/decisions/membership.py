@@ -1,6 +1,6 @@
-"""Decisions about the members of the fleet: registration, reports, drains and deaths. The tasks of
-a worker that leaves go to other workers. If it was a member of the mesh, the mesh is formed again
-at once."""
+"""Decisions about the members of the fleet: registration, reports, drains, deaths and their causes.
+The tasks of a worker that leaves go to other workers. If it was a member of the mesh, the mesh is
+formed again at once."""
 
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import (
@@ -10,7 +10,6 @@ from controller.ledger.decisions.commands import (
     command,
     of_worker,
 )
-from controller.ledger.decisions.faults import SEEN_S, explain, explain_by_return
 from controller.ledger.decisions.leases import release
 from controller.ledger.decisions.links import send_again
 from controller.ledger.decisions.mesh import lose_member
@@ -31,6 +30,17 @@ from controller.ledger.state.fleet import Worker
 from paceline.errors import RefusalCode
 from paceline.ids import Version
 from paceline.observe.vocabulary import NO_FAULT, DeathCause, FaultCause, MeshEnd
+
+STALL_S = 1.0  # A process that did not run for that long, and for half of its silence, was stopped
+SEEN_S = 2.0  # A launcher looks at its processes more often
+_UNSETTLED = frozenset(
+    {
+        FaultCause.UNATTRIBUTED,
+        FaultCause.HEARTBEAT_SILENCE,
+        FaultCause.COLLECTIVE_ERROR,
+        FaultCause.HOST_LOST,
+    }
+)  # Causes that better evidence may replace
 
 
 @command
@@ -59,7 +69,7 @@ def register(d: Decider, now: float, c: WorkerSpec, stalled_s: float = 0.0) -> N
             replaced = ev.WorkerDied(c.worker_id, known.incarnation, how, "", cause, known.host)
             _depart(d, known, replaced, now)
         else:
-            explain_by_return(d, known, c, stalled_s)
+            _explain_by_return(d, known, c, stalled_s)
     d.emit(
         ev.WorkerRegistered(
             **{**values(WorkerSpec, c), "state_version": believed},
@@ -105,7 +115,7 @@ def _declare_dead(
     if worker is None:
         dead = d.state.fleet.workers.get(worker_id)
         if dead is not None and dead.incarnation == incarnation and how is DeathCause.EXIT:
-            explain(d, dead, cause, detail)
+            _explain(d, dead, cause, detail)
         return
     if worker.leaving:
         cause = FaultCause.ASKED_TO_LEAVE
@@ -277,3 +287,46 @@ def _depart(
         drop_from_step(d, condemned, GroupFault.KILLED_TRAINERS, detail)
     if s.fleet.in_mesh(worker) and not s.over:
         lose_member(d, MeshEnd.MEMBER_DIED, worker.worker_id)
+
+
+@command
+def record_fault(
+    d: Decider,
+    now: float,
+    request_id: str,
+    name: str,
+    host: str,
+    pid: int,
+    cause: FaultCause,
+    detail: str = "",
+) -> None:
+    """A launcher saw a fault of a process that is no worker, or of one that still runs. Idempotent
+    by request_id."""
+    if d.state.ended or request_id in d.state.requests:
+        return
+    worker = d.state.fleet.workers.get(name)
+    if worker is not None and (worker.pid, worker.host) == (pid, host) and not worker.alive:
+        # The word was slower than the lease.
+        _explain(d, worker, cause, detail)
+        return
+    d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now))
+
+
+def _explain(d: Decider, worker: Worker, cause: FaultCause, detail: str) -> None:
+    """Better evidence about a dead worker than that on which it was declared dead."""
+    if worker.death in _UNSETTLED and cause not in (worker.death, FaultCause.UNATTRIBUTED):
+        d.emit(ev.FaultExplained(*worker.who, cause, detail))
+
+
+def _explain_by_return(d: Decider, dead: Worker, c: WorkerSpec, stalled_s: float) -> None:
+    """A worker is back: its very process, which then was only out of reach, or another one."""
+    if (c.pid, c.host) == (dead.pid, dead.host):
+        if stalled_s >= max(STALL_S, dead.silent_s / 2):
+            words = f"its process did not run for {stalled_s:.1f} s"
+            _explain(d, dead, FaultCause.STOPPED, words)
+        else:
+            words = "its process ran all the time and could not reach the controllers"
+            _explain(d, dead, FaultCause.NETWORK_PARTITION, words)
+    elif c.cgroup and c.cgroup == dead.cgroup and 0 <= dead.memory_kills < c.memory_kills:
+        words = f"the kernel has killed in cgroup {c.cgroup} since it had registered"
+        _explain(d, dead, FaultCause.OUT_OF_MEMORY, words)

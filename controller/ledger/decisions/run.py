@@ -78,7 +78,7 @@ def begin_term(d: Decider, now: float, term: int, controller_id: str) -> None:
 def settle_end(d: Decider, now: float) -> None:
     """Ends the run once nothing is left to do, or to wait for."""
     s = d.state
-    if s.ended or s.phase in (Phase.NONE, Phase.SUSPENDED):
+    if s.over:
         return
     if s.tasks.fruitless >= max(FRUITLESS_BATCHES * s.run.groups_per_step, FRUITLESS_TASKS):
         why = f"{s.tasks.fruitless} tasks in a row were dropped without a group, the last one as"

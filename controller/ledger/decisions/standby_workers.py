@@ -17,27 +17,26 @@ def desired_spares(state: State) -> int:
 
 def missing_at_work(state: State) -> int:
     """Rollout workers that should be put to work; negative: that should stand by."""
-    staying = _staying(state)
-    desired = state.desired.get("rollout", 0) if desired_spares(state) else len(staying)
-    missing = desired - sum(not w.spare for w in staying)
-    return min(missing, sum(w.spare for w in staying))
+    working, spares = len(state.fleet.at_work()), len(_spares(state))
+    desired = state.desired.get("rollout", 0) if desired_spares(state) else working + spares
+    return min(desired - working, spares)
 
 
 def settle_spares(d: Decider) -> None:
     if d.state.ended:
         return
     missing = missing_at_work(d.state)
-    if not missing:
-        return
-    spares = sorted((w for w in _staying(d.state) if w.spare), key=_readiest)
-    working = [w for w in _staying(d.state) if not w.spare]
-    working.sort(key=lambda w: w.worker_id, reverse=True)
-    for worker in [*spares[: max(0, missing)], *working[: max(0, -missing)]]:
+    if missing > 0:
+        changed = sorted(_spares(d.state), key=_readiest)[:missing]
+    else:
+        last_first = sorted(d.state.fleet.at_work(), key=lambda w: w.worker_id, reverse=True)
+        changed = last_first[:-missing] if missing else []
+    for worker in changed:
         d.emit(SpareSet(*worker.who, not worker.spare))
 
 
-def _staying(state: State) -> list[Worker]:
-    return [w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving]
+def _spares(state: State) -> list[Worker]:
+    return [w for w in state.fleet.living(Role.ROLLOUT) if w.spare and not w.leaving]
 
 
 def _readiest(worker: Worker) -> tuple[bool, str]:

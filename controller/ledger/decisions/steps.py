@@ -104,7 +104,13 @@ def vote(
         mend_mesh(d)  # no member is suspect: the believed ones send their state to the others
         d.settle_fleet(now)
         return VoteResult(VoteOutcome.RETRY)
-    _commit(d, step, now)
+    for record in list(s.versions.checkpoints):
+        # Of a replica that died before it could be outvoted.
+        if record.version == step.version and record.digest not in ("", digest):
+            _void(d, record)
+    metrics = step_metrics(s, step, now)
+    d.emit(ev.StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
+    d.settle_fleet(now)
     return VoteResult(VoteOutcome.COMMITTED, s.versions.version)
 
 
@@ -152,18 +158,6 @@ def _void(d: Decider, record: Checkpoint) -> None:
     d.emit(ev.CheckpointVoided(record.worker_id, record.step, record.version, record.path))
 
 
-def _commit(d: Decider, step: OpenStep, now: float) -> None:
-    s = d.state
-    (agreed,) = {vote.digest for vote in step.votes.values()}
-    for record in list(s.versions.checkpoints):
-        # Of a replica that died before it could be outvoted.
-        if record.version == step.version and record.digest not in ("", agreed):
-            _void(d, record)
-    metrics = step_metrics(s, step, now)
-    d.emit(ev.StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
-    d.settle_fleet(now)
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointVerdict:
     useless: tuple[str, ...] = ()
@@ -199,7 +193,10 @@ def record_checkpoint(
         )
     recorded = {k.path for k in v.checkpoints}
     refused = CheckpointVerdict(useless=() if path in recorded else (path,))
-    outvoted = _outvoted(s, worker, version, digest)
+    # The replica wrote a state of a version at which it was outvoted, or before; or other weights
+    # than those that the replicas agreed on. What it committed with the others since is right.
+    disputed = version <= worker.diverged_version and worker.state_version != version
+    outvoted = disputed or digest != v.digests.get(version, digest)
     if not v.survives(version) or v.step_of(version) != step or outvoted:
         return refused
     known = next((k for k in v.checkpoints if (k.step, k.version) == (step, version)), None)
@@ -224,11 +221,3 @@ def record_checkpoint(
         settled=v.agreed.step,
         recorded=tuple(k.path for k in v.checkpoints),
     )
-
-
-def _outvoted(s: State, worker: Worker, version: Version, digest: str) -> bool:
-    """The replica wrote a state of a version at which it was outvoted, or before; or other weights
-    than those that the replicas agreed on. What it committed with the others since is right."""
-    committed = worker.state_version == version
-    agreed = s.versions.digests.get(version, digest)
-    return (version <= worker.diverged_version and not committed) or digest != agreed

@@ -161,6 +161,10 @@ class Fleet:
     def living(self, role: Role) -> list[Worker]:
         return list(self._living[role].values())
 
+    def at_work(self) -> list[Worker]:
+        """Rollout workers that may lease tasks."""
+        return [w for w in self._living[Role.ROLLOUT].values() if not w.leaving and not w.spare]
+
     def count(self, role: Role) -> int:
         return len(self._living[role])
 
