@@ -1,6 +1,7 @@
 """Pace of a small run against another checkout: samples/s and CPU seconds, in alternating pairs.
 
     python -m benchmarks.pace --against CHECKOUT [--pairs 7] [--steps 120]
+    python -m benchmarks.pace        what the leader spends on being seen: archive, sinks and REST
 
 Each run is digit sort at 0.1M parameters with one controller, one policy replica and one rollout
 worker, in one checkout and then in the other, on the same cores: the machine's noise meets both.
@@ -18,6 +19,7 @@ from benchmarks.runs import DEMO, ONE_OF_EACH, REPOSITORY, machine, options, wri
 
 # The other checkout may have other defaults.
 OVERRIDES = {"model.path": str(DEMO / "model-0.1M"), **ONE_OF_EACH}
+UNSEEN = {"archive.enabled": False, "metrics.sinks": [], "rest.enabled": False}
 PROGRAM = """
 import json, sys
 from benchmarks.runs import run_fleet
@@ -35,18 +37,20 @@ print(json.dumps({
 
 def main() -> None:
     parser = options("pace", __doc__, "pace")
-    parser.add_argument("--against", type=Path, required=True, help="root of another checkout")
+    without = "root of another checkout; default: this one, without archive, sinks and REST"
+    parser.add_argument("--against", type=Path, help=without)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--warm-up", type=int, default=20, help="steps that are not counted")
     args = parser.parse_args()
     overrides = OVERRIDES | {"train.steps": args.steps}
-    roots = {"other": args.against.resolve(), "this": REPOSITORY}
+    roots = {"other": (args.against or REPOSITORY).resolve(), "this": REPOSITORY}
+    settings = {"other": overrides if args.against else overrides | UNSEEN, "this": overrides}
     pairs = []
     for number in range(args.pairs):
         # The order alternates, so that neither always runs on the warmer machine.
         order = list(roots) if number % 2 == 0 else list(reversed(roots))
-        pair = {name: run(roots[name], overrides, args.warm_up) for name in order}
+        pair = {name: run(roots[name], settings[name], args.warm_up) for name in order}
         pairs.append(pair)
         ratio = pair["this"]["samples_per_s"] / pair["other"]["samples_per_s"]
         rates = ", ".join(f"{name} {pair[name]['samples_per_s']:,.0f}/s" for name in roots)
