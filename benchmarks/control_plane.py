@@ -7,8 +7,9 @@ clients and one policy replica, which are spread over two processes. Each client
 has a connection and a session of its own. The loop is closed:
 
 - A rollout client leases 8 tasks in one request. It stores the payload of each group, 16
-  completions of 256 (or 16) token ids with log-probabilities, and submits the facts of each group
-  in a request of its own. It waits for the verdict, and leases again when all groups are accepted.
+  completions of 256 (or 16) token ids with log-probabilities, and submits the metadata of each
+  group in a request of its own. It waits for the verdict, and leases again when all groups are
+  accepted.
 - The policy replica asks for the next plan, votes, and records a checkpoint when one is due.
 - Every reply leaves the leader only after its events are in Redis.
 

@@ -287,7 +287,7 @@ class Housekeeping:
 
     async def sweep_orphans(self) -> None:
         """Payloads that no accepted group needs: left by a leader that died before deleting them,
-        or by a worker that died before it submitted the facts."""
+        or by a worker that died before it submitted the metadata."""
         try:
             found = await self._context.stores.payloads.list()
         except (RedisError, OSError):

@@ -51,7 +51,7 @@ class ShardGradients:
         """
         keys = [(ref.task_id, ref.attempt) for ref in plan.shard]
         planned = dict(zip(keys, plan.groups, strict=False))
-        suspects = {key for key, facts in planned.items() if facts.suspect}
+        suspects = {key for key, group in planned.items() if group.suspect}
         while True:
             missing = self.trainer.begin(StepTotals.of(plan), keys)
             alone = suspects | self._alone

@@ -94,10 +94,10 @@ class Fleet:
         """Accepts the groups of one step, so that it opens."""
         version = self.ledger.state.versions.version
         for lease in self.lease(self.rollouts[0], GROUPS, version).leases:
-            facts = GroupMeta(
+            meta = GroupMeta(
                 lease.task_id, lease.attempt, 16, 100, 4096, version, version, 0.5, 0.5, 1.0
             )
-            self.do(cmd.accept(self.rollouts[0], 1, facts))
+            self.do(cmd.accept(self.rollouts[0], 1, meta))
 
     def vote_all(self) -> None:
         step, mesh = self.ledger.state.steps.open, self.ledger.state.fleet.mesh

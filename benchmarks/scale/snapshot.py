@@ -105,11 +105,11 @@ def _long_run(groups: int) -> Ledger:
     book.cursor = book.trained = groups
     for n in range(groups):
         task_id, version = TaskId(f"t{n}"), Version(n // GROUPS_PER_STEP)
-        facts = GroupMeta(
+        meta = GroupMeta(
             task_id, 1, 16, 180, 65_536 + n % 997, version, version, 0.5 + n / 1e8, 0.49, 1.0
         )
         state, owner = TaskState.TRAINED, f"rollout-{n % 1000}"
-        book.records[task_id] = Task(task_id, Kind.TRAIN, n, state, 1, owner, group=facts)
+        book.records[task_id] = Task(task_id, Kind.TRAIN, n, state, 1, owner, group=meta)
     for first in range(0, groups, GROUPS_PER_STEP):
         ids = [TaskId(f"t{n}") for n in range(first, min(groups, first + GROUPS_PER_STEP))]
         steps.history[Step(first // GROUPS_PER_STEP + 1)] = tuple(ids)

@@ -1,4 +1,4 @@
-"""Content of a group for people: the ledger's facts, and the completions in its payload."""
+"""Content of a group for people: the ledger's metadata, and the completions in its payload."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from controller.ledger.views import staleness_of, step_of_task
 from paceline.ids import Step, TaskId
-from paceline.observe.groups import FACTS, GroupSummary
+from paceline.observe.groups import META_FIELDS, GroupSummary
 from paceline.payloads.store import PayloadStore
 from paceline.v1 import rollout_pb2
 
@@ -23,13 +23,13 @@ MOST_TOKENS = 8192  # longest list of tokens and log-probs of one completion
 FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENGTH: "length"}
 
 
-def facts_of(state: State, task: Task, facts: GroupMeta, step: Step) -> dict[str, Any]:
+def meta_of(state: State, task: Task, meta: GroupMeta, step: Step) -> dict[str, Any]:
     """The fields of a GroupSummary. ``step``: the one that trains it; 0: not known yet."""
     epoch, row = state.run.order.place(task.ordinal)
     return {
-        **{name: getattr(facts, name) for name in FACTS},
+        **{name: getattr(meta, name) for name in META_FIELDS},
         "group_id": task.task_id,
-        "attempt": facts.attempt,
+        "attempt": meta.attempt,
         "state": str(task.state),
         "owner": task.owner,
         "staleness": staleness_of(state, task, step),
@@ -43,7 +43,7 @@ def stored_groups(state: State) -> list[GroupSummary]:
     """The groups whose samples are stored."""
     steps = step_of_task(state)
     return [
-        GroupSummary(**facts_of(state, task, task.group, steps.get(task.task_id, Step(0))))
+        GroupSummary(**meta_of(state, task, task.group, steps.get(task.task_id, Step(0))))
         for task in state.tasks.records.values()
         if task.kind is Kind.TRAIN and task.group is not None
     ]
@@ -61,12 +61,12 @@ async def stored_group(
     task, ref = state.tasks.records.get(task_id), views.payload_ref(state, task_id)
     if task is None or task.group is None or ref is None:
         raise GroupGone(_reason_of_absence(state, task, group_id))
-    facts = facts_of(state, task, task.group, step_of_task(state).get(task_id, Step(0)))
+    meta = meta_of(state, task, task.group, step_of_task(state).get(task_id, Step(0)))
     (payload,) = await payloads.get([ref])
     if payload is None:
         raise GroupGone(f"a checkpoint has just covered group {group_id}: its samples are gone")
     try:
-        return facts | await asyncio.to_thread(content_of, payload, fill_texts, tokens=True)
+        return meta | await asyncio.to_thread(content_of, payload, fill_texts, tokens=True)
     except DecodeError:
         problem = f"the stored payload of group {group_id} cannot be decoded"
         raise GroupGone(problem) from None

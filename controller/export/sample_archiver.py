@@ -1,6 +1,6 @@
 """Chore that writes the sample archive, behind the journal.
 
-    step committed ──► facts of its groups ──► queue ──► payloads, texts ──► Parquet file
+    step committed ──► metadata of its groups ──► queue ──► payloads, texts ──► Parquet file
 
 Steps are written once a minute, if there is enough for a file, and before payloads are deleted:
 together, because a step at a time would cost the leader more than all its other exports. A new
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from controller.export.group_content import FillTexts, content_of, facts_of
+from controller.export.group_content import FillTexts, content_of, meta_of
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import ordinal_of
 from paceline.config.sections.services import ArchiveConfig
@@ -47,7 +47,7 @@ _TOKEN_BYTES = 12  # about what a token takes: id and log-prob in the payload, a
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    rows: dict[str, dict[str, Any]]  # facts by group id
+    rows: dict[str, dict[str, Any]]  # metadata by group id
     wanted: list[Ref]  # groups whose content is archived too
     size: int  # bytes of that, about
 
@@ -104,7 +104,7 @@ class SampleArchiver:
 
     def keep(self, state: State, step: Step, t: float) -> None:
         rows = {
-            str(task_id): {**facts_of(state, task, task.group, step), "t": t}
+            str(task_id): {**meta_of(state, task, task.group, step), "t": t}
             for task_id in state.steps.history.get(step, ())
             if (task := state.tasks.records.get(task_id)) is not None and task.group is not None
         }
@@ -119,15 +119,15 @@ class SampleArchiver:
             self._full.set()
 
     def drop(self, state: State, dropped: Mapping[str, Any], t: float) -> None:
-        """Takes the facts of a group that is not trained. ``dropped``: the event, as journalled."""
-        facts, task_id = dropped.get("group"), dropped["task_id"]
+        """Takes the metadata of a group that is not trained. ``dropped``: the journalled event."""
+        meta, task_id = dropped.get("group"), dropped["task_id"]
         # An evaluation's task is of no row of the training data.
-        if not facts or not task_id.startswith("t"):
+        if not meta or not task_id.startswith("t"):
             return
         epoch, row = state.run.order.place(ordinal_of(task_id))
         about = {"group_id": task_id, "epoch": epoch, "dataset_row": row, "t": t}
         about |= {"state": "dropped", "reason": dropped["reason"], "step": state.versions.step}
-        self._steps.append(_Step({task_id: {**facts, **about}}, [], 0))
+        self._steps.append(_Step({task_id: {**meta, **about}}, [], 0))
 
     async def write(self, *, over: bool = False) -> None:
         """Writes all that has come so far, if this process still leads or the run is ``over``: its

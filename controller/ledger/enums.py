@@ -144,7 +144,7 @@ class GroupFault(StrEnum):
     """Reason for which an accepted group leaves its step."""
 
     PAYLOAD_LOST = "payload_lost"  # the payload store has no readable payload of it
-    PAYLOAD_INVALID = "payload_invalid"  # the payload contradicts itself or the accepted facts
+    PAYLOAD_INVALID = "payload_invalid"  # the payload contradicts itself or the accepted metadata
     OUT_OF_MEMORY = "out_of_memory"  # a row of it alone does not fit into the trainer's memory
     KILLED_TRAINERS = "killed_trainers"  # max_attempts trainers died with it
 

@@ -177,8 +177,8 @@ def router(controller: Controller) -> APIRouter:
             stored, dropped = stored_groups(controller.state), chosen.row is not None
             found = await asyncio.to_thread(archive.groups, stored, dropped=dropped)
         else:
-            facts = await projector.ask(lambda run: run.totals.dropped.for_reason(reason))
-            named = (GroupSummary(**redactor.value(group)) for group in facts)
+            recent = await projector.ask(lambda run: run.totals.dropped.for_reason(reason))
+            named = (GroupSummary(**redactor.value(group)) for group in recent)
             found = [group for group in named if group.sequences or not chosen.by_content]
         if grep is not None:
             found = await asyncio.to_thread(archive.with_text, found, grep)

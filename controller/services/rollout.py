@@ -18,7 +18,7 @@ from controller.ledger.specs import GroupMeta, LeasedTask
 from controller.services.validation import RETURN_OF, Caller, from_worker
 from paceline.errors import one_line
 from paceline.ids import Version
-from paceline.payloads.group_check import check_facts
+from paceline.payloads.group_check import check_consistency
 from paceline.payloads.group_limits import GroupLimits, Invalid, check_task, task_settings
 from paceline.payloads.store import Ref, partial_ref
 from paceline.v1 import rollout_pb2
@@ -158,7 +158,7 @@ def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version:
     train = task_id[0] == "t"
     if train and not DIGEST.fullmatch(meta.digest):
         raise Invalid(f"digest {meta.digest[:64]!r} is invalid: expected 32 hexadecimal digits")
-    check_facts(meta, limits, newest_version)
+    check_consistency(meta, limits, newest_version)
     rewards = list(meta.rewards)
     mean = sum(rewards) / len(rewards)
     return GroupMeta(

@@ -48,9 +48,9 @@ class RunRegistry:
     async def payload_urls(self) -> list[str]:
         return urls_of(await self._redis.get(self._keys.payloads_at))
 
-    async def announce(self, controller_id: str, facts: dict[str, Any]) -> dict[str, Any]:
-        """Publishes one controller; returns the facts of every controller by id."""
-        await self._redis.hset(self._keys.controllers, controller_id, json.dumps(facts))
+    async def announce(self, controller_id: str, about: dict[str, Any]) -> dict[str, Any]:
+        """Publishes one controller; returns what each has published, by id."""
+        await self._redis.hset(self._keys.controllers, controller_id, json.dumps(about))
         found = await self._redis.hgetall(self._keys.controllers)
         return {name.decode(): json.loads(value) for name, value in found.items()}
 

@@ -1,4 +1,4 @@
-"""Models' files: facts read without transformers and torch, and the loader of a user's path."""
+"""Models' files: what is read without transformers and torch, and the loader of a user's path."""
 
 import json
 from collections.abc import Callable
@@ -39,16 +39,16 @@ def positions(model: str) -> int | None:
 def context_length(model: str) -> int | None:
     """The same with the stretch of its rope scaling, which some engines allow."""
     longest = positions(model)
-    facts = _read(model, "config.json")
-    scaling = (facts.get("text_config") or facts).get("rope_scaling") or {}
+    config = _read(model, "config.json")
+    scaling = (config.get("text_config") or config).get("rope_scaling") or {}
     factor = scaling.get("factor", 1.0)
     return longest and int(longest * max(1.0, factor if isinstance(factor, int | float) else 1.0))
 
 
 def _number(model: str, *names: str) -> int | None:
-    facts = _read(model, "config.json")
+    config = _read(model, "config.json")
     # Multimodal models keep the language model's settings in a section of their own.
-    places = (facts, facts.get("text_config") or {})
+    places = (config, config.get("text_config") or {})
     numbers = (place.get(name) for name in names for place in places)
     return next((n for n in numbers if isinstance(n, int) and n > 0), None)
 
@@ -102,11 +102,11 @@ def difference(ours: str, theirs: str, *, exact: bool = True) -> str:
 
 def _vocabulary(model: str) -> dict[str, int] | None:
     """Id of each token, added ones included; None without a readable tokenizer.json."""
-    facts = _read(model, "tokenizer.json")
+    tokenizer = _read(model, "tokenizer.json")
     try:
-        found = facts["model"]["vocab"]
+        found = tokenizer["model"]["vocab"]
         # Unigram models list pairs of a token and its score.
         ids = dict(found) if isinstance(found, dict) else {t: i for i, (t, _) in enumerate(found)}
-        return ids | {added["content"]: added["id"] for added in facts.get("added_tokens", ())}
+        return ids | {added["content"]: added["id"] for added in tokenizer.get("added_tokens", ())}
     except (ValueError, LookupError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""Groups of samples as people see them: facts, filters, and those that were dropped lately."""
+"""Groups of samples as people see them: metadata, filters, and those that were dropped lately."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -87,7 +87,7 @@ class Group(GroupSummary):
 
     prompt: str = ""
     completions: list[Completion] = field(default_factory=list)
-    """Empty if the sample archive has the facts of the group only."""
+    """Empty if the sample archive has the metadata of the group only."""
     generate_s: float = 0.0
     reward_s: float = 0.0
 
@@ -148,7 +148,7 @@ def listed(found: Iterable[GroupSummary], chosen: Filter, sort: str, limit: int)
 
 MOST = 200  # Kept per reason: the end of a run drops many at once
 MOST_REASONS = 64
-FACTS = (
+META_FIELDS = (
     *("sequences", "tokens", "reward_mean", "reward_std", "reward_max"),
     *("min_version", "max_version"),
 )  # Facts of an accepted group, as the ledger names them and as they are shown
@@ -156,8 +156,8 @@ FACTS = (
 
 @dataclass(slots=True)
 class DroppedGroups:
-    """Recently dropped groups, with the reason and the facts of those that were generated. Routine
-    drops (too stale, equal rewards) are in no run file: they are folded from the journal."""
+    """Recently dropped groups, with the reason and the metadata of those that were generated.
+    Routine drops (too stale, equal rewards) are in no run file: they come from the journal."""
 
     recent: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Newest drops by reason, each with the fields of a group in the REST interface."""
@@ -173,7 +173,7 @@ class DroppedGroups:
         groups = self.recent.setdefault(reason, [])
         groups.append(
             {
-                **{name: generated[name] for name in FACTS if name in generated},
+                **{name: generated[name] for name in META_FIELDS if name in generated},
                 "lengths": [prompt + n for n in generated.get("lengths", ())],
                 "group_id": event["task_id"],
                 "attempt": int(event["attempt"]),

@@ -6,7 +6,7 @@ prompt and completions. A file holds whole steps, is written once and never chan
 leader of a term numbers what it writes. A step may be in several files (it was trained again after
 a rollback, or two leaders wrote it): the reader keeps the newest row of each (group_id, attempt).
 
-A row has about 100 bytes without completions, so the facts of 10 million groups fit in 1 GiB.
+A row has about 100 bytes without completions, so the metadata of 10 million groups fit in 1 GiB.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _COLUMNS = {
     for name, kind in get_type_hints(GroupSummary).items()
     if name not in ("detail", "lengths", "dropped_t")
 } | {"t": "float64"}
-"""Facts of a group and their Arrow types; ``t``, in Unix seconds, is for other readers."""
+"""Metadata of a group and their Arrow types; ``t``, in Unix seconds, is for other readers."""
 _SMALL_BYTES = 4 << 20
 """A smaller file is merged with the next one: a directory of very many files would be slow to read.
 """
@@ -35,7 +35,7 @@ _PART = re.compile(r"\d+-\d+-\d+\.\d+\.part")
 _SEARCHES = 4096  # answers that are remembered, each of one file for one text
 LEFT_S = 300.0  # nobody writes any more on such a file that has not grown for so long
 _CONTENT = ("prompt", "completions")
-"""Null if only the facts are kept. ``completions``: the JSON text of an array of objects."""
+"""Null if only the metadata are kept. ``completions``: the JSON text of an array of objects."""
 
 
 class ArchiveWriter:
@@ -102,11 +102,11 @@ class ArchiveWriter:
 
 class ArchiveReader:
     """Reads the archive of a run as it grows. Blocks for as long as the disk takes; threads may
-    share one. Files never change, so the facts of each are read once."""
+    share one. Files never change, so the metadata of each are read once."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._facts: dict[Path, list[GroupSummary]] = {}
+        self._meta: dict[Path, list[GroupSummary]] = {}
         self._with_text = lru_cache(_SEARCHES)(_groups_with)
         """A page that repeats its question costs only the files that are new."""
 
@@ -116,14 +116,14 @@ class ArchiveReader:
         """``stored``, the groups that are still stored whole, and the archived ones beside them,
         each attempt once by its newest row, in the order of writing. ``dropped``: also those that
         were not trained."""
-        facts = {}
+        meta = {}
         for path in archive_files(self._run_dir):
-            if (known := self._facts.get(path)) is None:
+            if (known := self._meta.get(path)) is None:
                 names = [name for name in _COLUMNS if name != "t"]
                 known = [GroupSummary(**row) for row in _read(path, names)]
-            facts[path] = known
-        self._facts = facts
-        archived = {group.key: group for groups in facts.values() for group in groups}
+            meta[path] = known
+        self._meta = meta
+        archived = {group.key: group for groups in meta.values() for group in groups}
         there = {group.key for group in stored}
         others = (group for key, group in archived.items() if key not in there)
         return [*stored, *(group for group in others if dropped or group.state != "dropped")]

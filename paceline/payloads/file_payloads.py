@@ -131,7 +131,7 @@ class FilePayloads(FsspecPayloads):
 
     async def put(self, payloads: Mapping[Ref, bytes]) -> None:
         await super().put(payloads)
-        # The facts follow: after a power cut the names must be there if those are.
+        # The metadata follow: after a power cut the names must be there if those are.
         await self._each([self._root][: len(payloads)], lambda root: sync_directory(Path(root)))
 
     def _write(self, path: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a whole group, and of the facts of it that a controller must know."""
+"""Checks of a whole group, and of the metadata of it that a controller must know."""
 
 import math
 from collections.abc import Mapping, Sequence, Set
@@ -81,7 +81,7 @@ FINISHED = (rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH)
 def check_group(
     group: rollout_pb2.Group, limits: GroupLimits, newest_version: int
 ) -> rollout_pb2.GroupMeta:
-    """Checks all data of a group that will be trained on, and returns its facts, without the
+    """Checks all data of a group that will be trained on, and returns its metadata, without the
     payload's digest. Tokens are int32 and not negative; log-probs float32, finite, at most 0;
     version spans cover the tokens, never fall and name versions that exist. Raises Invalid."""
     train = group.task.task_id.startswith("t")
@@ -104,7 +104,7 @@ def check_group(
     if train and limits.columns:
         _check_scored(group, limits.columns)
     check_numbers(group, limits)
-    facts = rollout_pb2.GroupMeta(
+    meta = rollout_pb2.GroupMeta(
         task=group.task,
         kind=group.kind,
         prompt_tokens=len(group.prompt_tokens) // 4,
@@ -126,12 +126,14 @@ def check_group(
         answers=[] if train else [completion.answer for completion in completions],
         truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in completions),
     )
-    check_facts(facts, limits, newest_version)
-    return facts
+    check_consistency(meta, limits, newest_version)
+    return meta
 
 
-def check_facts(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version: int) -> None:
-    """Checks that the facts of a group are possible and agree with one another. Raises Invalid."""
+def check_consistency(
+    meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version: int
+) -> None:
+    """Checks that what ``meta`` says is possible and agrees with itself. Raises Invalid."""
     task_id, _ = check_task(meta.task)
     train = task_id[0] == "t"
     if meta.kind != (rollout_pb2.TASK_KIND_TRAIN if train else rollout_pb2.TASK_KIND_EVAL):

@@ -2,11 +2,11 @@
 them.
 
 A payload is one encoded group, under (task id, attempt). The rollout worker stores it before it
-submits the group's facts with its digest, so an accepted group has one unless the store has lost
+submits the group's metadata with its digest, so an accepted group has one unless the store has lost
 it. Policy ranks read it, and compare the bytes with the digest, and what follows from them with the
-facts: a store that has changed bytes and a worker that lied are both found out. The leader deletes
-it. The payload of a group that was not accepted is overwritten by a repeated attempt, or deleted as
-an orphan.
+metadata: a store that has changed bytes and a worker that lied are both found out. The leader
+deletes it. The payload of a group that was not accepted is overwritten by a repeated attempt, or
+deleted as an orphan.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

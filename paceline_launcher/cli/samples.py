@@ -110,7 +110,7 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
         except RestRefused as error:
             if error.status != 404:
                 raise
-            # The archive has its facts only.
+            # The archive has its metadata only.
             groups.append({**summary, "prompt": "", "completions": []})
     return {"groups": groups, "total": listed["total"]}
 

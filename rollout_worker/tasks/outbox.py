@@ -1,10 +1,10 @@
-"""Finished tasks on their way out: payloads to the store, facts of groups and returned tasks to the
-controller.
+"""Finished tasks on their way out: payloads to the store, metadata of groups and returned tasks to
+the controller.
 
-    put ──► queue ──► check, encode ──► payloads to the store ──► facts, in one request ──► verdicts
+    put ──► queue ──► check, encode ──► payloads to the store ──► metadata, together ──► verdicts
 
 - A group that is malformed is found here, before anybody else has anything of it. Whoever reads of
-  an accepted group finds its payload: the payload is stored before the facts leave.
+  an accepted group finds its payload: the payload is stored before the metadata leave.
 - A task in the outbox stays held until its verdict is read. An outage of the store or of the
   control plane only delays it, and a group that is submitted twice counts once.
 - After any verdict but INVALID the worker has nothing more to do with the task.
@@ -35,7 +35,7 @@ from rollout_worker.held_tasks import HeldTasks, request_id_of, returned
 class Encoded:
     """One group, ready to be stored and submitted."""
 
-    facts: rollout_pb2.GroupMeta
+    meta: rollout_pb2.GroupMeta
     payload: bytes  # Empty for an evaluation, of which nothing is stored
 
 
@@ -62,11 +62,11 @@ class GroupUpload:
 
     def _encode(self, group: rollout_pb2.Group) -> Encoded | rollout_pb2.ReturnedTask:
         try:
-            facts = check_group(group, self.limits, ANY)
+            meta = check_group(group, self.limits, ANY)
         except Invalid as error:
             return returned(group.task, "invalid_group", str(error))
         if group.kind == rollout_pb2.TASK_KIND_EVAL:
-            return Encoded(facts, b"")
+            return Encoded(meta, b"")
         if not self.texts:
             # They follow from the tokens, and would be a third of the payload.
             bare = rollout_pb2.Group()
@@ -79,8 +79,8 @@ class GroupUpload:
         if len(payload) > self.store.largest:
             detail = f"{len(payload)} bytes, the payload store takes {self.store.largest}"
             return returned(group.task, "group_too_large", detail)
-        facts.digest = payload_digest(payload)
-        return Encoded(facts, payload)
+        meta.digest = payload_digest(payload)
+        return Encoded(meta, payload)
 
 
 logger = logging.getLogger(__name__)
@@ -147,12 +147,12 @@ class Outbox:
         stored = await self._store()
         caller = self.session.caller
         queued = self._queue.values()
-        facts = [item for item in queued if isinstance(item, rollout_pb2.GroupMeta)]
+        meta = [item for item in queued if isinstance(item, rollout_pb2.GroupMeta)]
         returns = [item for item in queued if isinstance(item, rollout_pb2.ReturnedTask)]
-        del facts[_BATCH_TASKS:], returns[_BATCH_TASKS:]
+        del meta[_BATCH_TASKS:], returns[_BATCH_TASKS:]
         try:
-            if facts:
-                submission = rollout_pb2.SubmitRequest(caller=caller, groups=facts)
+            if meta:
+                submission = rollout_pb2.SubmitRequest(caller=caller, groups=meta)
                 reply = await self.session.call("RolloutService.SubmitGroups", submission)
                 self._settle(caller, reply.results)
             if returns:
@@ -167,7 +167,7 @@ class Outbox:
                 # Fenced: the session will soon receive that this incarnation is over. Any other
                 # refusal is this worker's own fault, and sending it again does not help.
                 event(logger, "submission refused", logging.ERROR, why=str(refused))
-                for task in [*(g.task for g in facts), *(r.task for r in returns)]:
+                for task in [*(g.task for g in meta), *(r.task for r in returns)]:
                     self.withdraw(task)
                     self.held.release(task)
         return stored
@@ -194,13 +194,13 @@ class Outbox:
         sized = ((item, len(item[1].payload)) for item in ready.items())
         try:
             for part in slices(sized, SLICE_BYTES):
-                named = ((group.facts.task, group.payload) for _, group in part if group.payload)
+                named = ((group.meta.task, group.payload) for _, group in part if group.payload)
                 with self._storing():
                     await upload.store.put({(TaskId(t.task_id), t.attempt): p for t, p in named})
                 self._away_since = None
                 for key, kept in part:
                     if self._queue.get(key) is kept:
-                        self._queue[key] = kept.facts
+                        self._queue[key] = kept.meta
         except StoreUnavailable as error:
             self._away_since = self._away_since or time.monotonic()
             self._away_why = first_line(error)

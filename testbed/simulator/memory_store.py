@@ -338,7 +338,7 @@ class NoRegistry(RunRegistry):
 
     async def agree(self, run: str, payload_urls: Sequence[str], config_json: str) -> None: ...
 
-    async def announce(self, controller_id: str, facts: dict[str, Any]) -> dict[str, Any]:
+    async def announce(self, controller_id: str, about: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 

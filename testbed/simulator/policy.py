@@ -189,12 +189,12 @@ class SimulatedPolicyWorker(SimulatedWorker):
 
     async def _accumulate(self, mesh: worker_pb2.PolicyMesh, plan: policy_pb2.StepPlan) -> bool:
         """Gradients of the shard, on top of what an earlier epoch has accumulated."""
-        facts = (plan.step, plan.version, plan.total_tokens, plan.total_sequences)
+        totals = (plan.step, plan.version, plan.total_tokens, plan.total_sequences)
         shard = {ref.task_id for ref in plan.shard}
         # Opened anew after an abort, the same step may have other groups.
-        if self.accumulated_for != facts or not self.accumulated <= shard:
+        if self.accumulated_for != totals or not self.accumulated <= shard:
             self.accumulated.clear()
-            self.accumulated_for = facts
+            self.accumulated_for = totals
             if self.cluster.oracle.may_train(self.name, self.incarnation, plan):
                 self.cluster.oracle.planned(plan)
         self.busy = True

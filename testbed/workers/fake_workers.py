@@ -63,7 +63,7 @@ def make_group(
     return group
 
 
-def facts_of(group: rollout_pb2.Group) -> rollout_pb2.GroupMeta:
+def meta_of(group: rollout_pb2.Group) -> rollout_pb2.GroupMeta:
     """Its meta, without the digest of the payload."""
     count = len(group.completions)
     return check_group(group, GroupLimits(count, ANY, eval_samples=count), ANY)
@@ -73,7 +73,7 @@ class GroupTemplate:
     """A group without its task, encoded once: making tokens is not what is measured."""
 
     def __init__(self, group: rollout_pb2.Group) -> None:
-        self._facts = facts_of(group)
+        self._meta = meta_of(group)
         self._stored = group.kind == rollout_pb2.TASK_KIND_TRAIN
         rest = rollout_pb2.Group()
         rest.CopyFrom(group)
@@ -81,9 +81,9 @@ class GroupTemplate:
         self._rest = encode(rest)
 
     def of(self, task: common_pb2.TaskRef) -> tuple[rollout_pb2.GroupMeta, bytes]:
-        """Facts and payload of the group for ``task``. The payload of an evaluation is empty."""
+        """Metadata and payload of the group for ``task``. The payload of an evaluation is empty."""
         meta = rollout_pb2.GroupMeta()
-        meta.CopyFrom(self._facts)
+        meta.CopyFrom(self._meta)
         meta.task.CopyFrom(task)
         if not self._stored:
             return meta, b""
@@ -213,7 +213,7 @@ class FakeRollout(FakeWorker):
         )
 
     def _encoded(self, lease: rollout_pb2.Lease) -> tuple[rollout_pb2.GroupMeta, bytes]:
-        """Facts and payload of ``group_for``."""
+        """Metadata and payload of ``group_for``."""
         if type(self).group_for is not FakeRollout.group_for:
             return GroupTemplate(self.group_for(lease)).of(lease.task)
         key = (self.version, lease.kind)

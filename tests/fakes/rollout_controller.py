@@ -33,7 +33,7 @@ class RolloutController(Peer):
         self.lease_requests: list[rollout_pb2.LeaseRequest] = []
         self.groups: dict[Key, rollout_pb2.Group] = {}
         """As their payloads have them; of an evaluation, which has none, the task alone."""
-        self.facts: dict[Key, rollout_pb2.GroupMeta] = {}
+        self.meta: dict[Key, rollout_pb2.GroupMeta] = {}
         self._directory = tempfile.TemporaryDirectory()
         self._url = f"file://{self._directory.name}"
         self._payloads = open_payloads([self._url], "test", "")
@@ -150,8 +150,8 @@ class RolloutController(Peer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "nobody leads")
         results = []
         for group in request.groups:
-            known = _key(group.task) in self.facts
-            self.facts.setdefault(_key(group.task), group)
+            known = _key(group.task) in self.meta
+            self.meta.setdefault(_key(group.task), group)
             self.groups.setdefault(_key(group.task), await self._group_of(group))
             verdict = self.verdict or (
                 rollout_pb2.VERDICT_DUPLICATE if known else rollout_pb2.VERDICT_ACCEPTED
@@ -171,11 +171,11 @@ class RolloutController(Peer):
             ]
         )
 
-    async def _group_of(self, facts: rollout_pb2.GroupMeta) -> rollout_pb2.Group:
-        if facts.kind == rollout_pb2.TASK_KIND_EVAL:
-            return rollout_pb2.Group(task=facts.task, kind=facts.kind)
-        (payload,) = await self._payloads.get([(TaskId(facts.task.task_id), facts.task.attempt)])
-        assert payload is not None and payload_digest(payload) == facts.digest
+    async def _group_of(self, meta: rollout_pb2.GroupMeta) -> rollout_pb2.Group:
+        if meta.kind == rollout_pb2.TASK_KIND_EVAL:
+            return rollout_pb2.Group(task=meta.task, kind=meta.kind)
+        (payload,) = await self._payloads.get([(TaskId(meta.task.task_id), meta.task.attempt)])
+        assert payload is not None and payload_digest(payload) == meta.digest
         return decode(payload)
 
     async def _fenced(self, request: Any, context: Any) -> None:

@@ -103,7 +103,7 @@ class MetricsConfig(Section):
 class ArchiveConfig(Section):
     enabled: bool = True
     """Keep the groups of every step in `<run_dir>/samples`, for `paceline samples` and the
-    dashboard: the facts of all, and texts of as many as the leader has time to read."""
+    dashboard: the metadata of all, and texts of as many as the leader has time to read."""
     max_mb: Positive = 1024
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
 

@@ -195,7 +195,7 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
 async def test_the_payload_of_a_group_that_nobody_will_train_is_deleted(
     leader: Leader, clock: HandedInClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker stored it, and then the controller did not accept the facts."""
+    """Its worker stored it, and then the controller did not accept the metadata."""
     run = Driven.fleet("p0", "r0")
     (lease,) = run.lease("r0", 1).leases
     refs = [(lease.task_id, 1), (lease.task_id, 7), (TaskId("t900"), 1)]

@@ -135,9 +135,9 @@ def _of(*versions: int, sequences: int = 1) -> rollout_pb2.SequenceVersions:
 ONE_MORE = rollout_pb2.GroupMeta(lengths=[16], rewards=[0.0])
 
 
-def _without(facts: rollout_pb2.GroupMeta, *fields: str) -> None:
+def _without(meta: rollout_pb2.GroupMeta, *fields: str) -> None:
     for field in fields:
-        facts.ClearField(field)
+        meta.ClearField(field)
 
 
 def _pop(*lists: MutableSequence[Any]) -> None:
@@ -181,11 +181,11 @@ IMPOSSIBLE: dict[str, Callable[[rollout_pb2.GroupMeta], None]] = {
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_impossible_facts_are_refused(name: str) -> None:
-    facts = submitted(group())
-    check_meta(facts, LIMITS, 3)
-    IMPOSSIBLE[name](facts)
+    meta = submitted(group())
+    check_meta(meta, LIMITS, 3)
+    IMPOSSIBLE[name](meta)
     with pytest.raises(Invalid):
-        check_meta(facts, LIMITS, 3)
+        check_meta(meta, LIMITS, 3)
 
 
 def test_facts_of_a_group_count_what_will_be_trained() -> None:
@@ -195,13 +195,13 @@ def test_facts_of_a_group_count_what_will_be_trained() -> None:
     first.versions.add(version=1, length=10)
     first.versions.add(version=3, length=6)
     first.loss_mask = b"\0" * 8 + b"\1" * 8
-    facts = accepted(message, LIMITS, newest_version=3)
-    assert (facts.sequences, facts.prompt_tokens, facts.tokens) == (4, 16, 3 * 16 + 8)
-    assert (facts.min_version, facts.max_version) == (0, 3)
-    assert facts.token_versions == ((0, 48), (1, 2), (3, 6))
-    assert facts.sequence_versions == (((0,), 3), ((1, 3), 1))
-    assert facts.reward_mean == 0.5 and facts.reward_max == 1.0
-    assert facts.reward_std == pytest.approx(1 / 3**0.5)
+    meta = accepted(message, LIMITS, newest_version=3)
+    assert (meta.sequences, meta.prompt_tokens, meta.tokens) == (4, 16, 3 * 16 + 8)
+    assert (meta.min_version, meta.max_version) == (0, 3)
+    assert meta.token_versions == ((0, 48), (1, 2), (3, 6))
+    assert meta.sequence_versions == (((0,), 3), ((1, 3), 1))
+    assert meta.reward_mean == 0.5 and meta.reward_max == 1.0
+    assert meta.reward_std == pytest.approx(1 / 3**0.5)
 
 
 async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:

@@ -509,9 +509,9 @@ async def test_an_evaluation_task_is_one_greedy_completion(play: Play) -> None:
         by_id = {request.request_id: request for request in scene.engine.requests}
         assert by_id["e5.0/1"].params.greedy and by_id["e5.0/1"].count == 1
         assert not by_id["t0/1"].params.greedy and by_id["t0/1"].count == 2
-        facts = scene.controller.facts[task]
-        assert facts.kind == rollout_pb2.TASK_KIND_EVAL and list(facts.lengths) == [3]
-        assert (list(facts.rewards), facts.digest) == ([1.0], "")
+        meta = scene.controller.meta[task]
+        assert meta.kind == rollout_pb2.TASK_KIND_EVAL and list(meta.lengths) == [3]
+        assert (list(meta.rewards), meta.digest) == ([1.0], "")
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts
     archiver._writer = ArchiveWriter(tmp_path, 1, 1 << 30)
     await archiver.write()
     found = ArchiveReader(tmp_path).groups()
-    assert len(found) == sum(map(len, state.steps.history.values())), "the facts of all"
+    assert len(found) == sum(map(len, state.steps.history.values())), "the metadata of all"
     for part in (steps[:20], steps[20:]):
         groups = [group for step in part for group in state.steps.history[step]]
         assert 0.3 < len(set(payloads.read) & set(groups)) / len(groups) < 0.7
@@ -184,8 +184,8 @@ async def test_the_archive_keeps_no_memory_of_the_steps_that_it_has_written(tmp_
             for step in range(60):
                 ids = [TaskId(f"t{count + n}") for n in range(4)]
                 count += len(ids)
-                facts = {"attempt": 1, "state": "trained", "step": step}
-                rows = {i: {"group_id": i, **facts} for i in ids}
+                meta = {"attempt": 1, "state": "trained", "step": step}
+                rows = {i: {"group_id": i, **meta} for i in ids}
                 archiver._steps.append(_Step(rows, [(i, 1) for i in ids], 10_000))
             await archiver.write()
             if minute % 5 == 4:

@@ -98,9 +98,9 @@ async def test_masked_tokens_carry_the_version_of_the_turn_before_and_stale_noth
         stage.engine.on_answer = swap
         group = await stage.group()
         assert spans_of(group.completions[0]) == [(3, 4 + 5), (5, 4)]
-        facts = stage.meta_of(group)
-        assert (facts.min_version, facts.max_version) == (3, 5)
-        assert facts.token_versions == ((3, 8), (5, 8)), "trained tokens only"
+        meta = stage.meta_of(group)
+        assert (meta.min_version, meta.max_version) == (3, 5)
+        assert meta.token_versions == ((3, 8), (5, 8)), "trained tokens only"
 
 
 async def test_messages_in_between_are_rendered_alone_and_the_past_stands_as_sampled(

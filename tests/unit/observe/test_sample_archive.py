@@ -138,8 +138,8 @@ def test_a_disk_that_refuses_keeps_nobody_from_leading(
 
 def searched(group_id: str, step: int, prompt: str, *texts: str, **values: Any) -> dict[str, Any]:
     completions = [{"text": text, "finish_reason": "stop"} for text in texts]
-    facts = {"group_id": group_id, "attempt": 1, "step": step, "state": "trained", **values}
-    return {**facts, "prompt": prompt, "completions": json.dumps(completions)}
+    meta = {"group_id": group_id, "attempt": 1, "step": step, "state": "trained", **values}
+    return {**meta, "prompt": prompt, "completions": json.dumps(completions)}
 
 
 def matches(archive: ArchiveReader, text: str) -> set[str]:
@@ -191,7 +191,7 @@ def test_a_repeated_question_reads_new_files_alone_and_a_deleted_file_is_no_matc
     assert matches(search, "same") == matches(search, "SAME") == {"t0"}
     second = writer.write([searched("t1", 2, "same")])
     assert matches(search, "same") == {"t0", "t1"}
-    # The facts of the second file, and once its texts.
+    # The metadata of the second file, and once its texts.
     assert read == [first.name, second.name, second.name]
     first.unlink()
     assert matches(search, "same") == {"t1"}

@@ -106,7 +106,7 @@ def with_value(data, dtype, at, value):
 
 def damage(group, kind):
     first, _, last = group.completions
-    if kind == "count":  # consistent in itself: only the accepted facts tell
+    if kind == "count":  # consistent in itself: only the accepted metadata tell
         del group.completions[2]
     elif kind == "length":
         last.logprobs = last.logprobs[:-4]
@@ -143,8 +143,8 @@ def sealed_plan(groups):
     """With the digests under which the groups were accepted."""
     plan = plan_of(groups)
     for group, planned in zip(groups, plan.groups, strict=True):
-        facts = submitted(group)
-        planned.digest = facts.digest
+        meta = submitted(group)
+        planned.digest = meta.digest
     return plan
 
 

@@ -91,8 +91,8 @@ def by_hand(config, seed, reference):
 def by_trainer(config, group, reference=None):
     gradients = make_gradients(config, frozen=reference and {"reference": reference})
     # As the controller counts them.
-    facts = accepted(group, GroupLimits.of(config), 10)
-    gradients.begin(StepTotals(1, 0, facts.tokens, facts.sequences), keys([group]))
+    meta = accepted(group, GroupLimits.of(config), 10)
+    gradients.begin(StepTotals(1, 0, meta.tokens, meta.sequences), keys([group]))
     gradients.add([group])
     return gradients.stats, flat(gradients)
 

@@ -81,10 +81,10 @@ class Reading:
 
 
 def accepted(group: Any) -> AcceptedGroup:
-    facts = submitted(group)
+    meta = submitted(group)
     key = group.task.task_id, group.task.attempt
-    lengths = tuple(facts.lengths)
-    return AcceptedGroup(key, 0, 0, facts.prompt_tokens, lengths, facts.digest)
+    lengths = tuple(meta.lengths)
+    return AcceptedGroup(key, 0, 0, meta.prompt_tokens, lengths, meta.digest)
 
 
 def informative(count: int, size: int = 4, **lengths: Any) -> list[Any]:
@@ -190,9 +190,9 @@ def test_lengths_that_are_not_those_of_the_payload_are_found_out() -> None:
     too."""
     groups = informative(2)
     reading = Reading(groups, 2)
-    facts = reading.accepted[1]
+    meta = reading.accepted[1]
     reading.accepted[1] = AcceptedGroup(
-        facts.key, prompt_tokens=facts.prompt_tokens, lengths=(*facts.lengths[1:], 999)
+        meta.key, prompt_tokens=meta.prompt_tokens, lengths=(*meta.lengths[1:], 999)
     )
     errors: Any = reading.take(limit=1000)
     assert {(e.fault, e.groups) for e in errors} == {("payload_invalid", (("t1", 1),))}

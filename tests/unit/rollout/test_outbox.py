@@ -67,11 +67,11 @@ class Session:
     async def call(self, method: str, request: Any) -> rollout_pb2.SubmitReply:
         self.requests += 1
         reply = rollout_pb2.SubmitReply()
-        for facts in getattr(request, "groups", ()):
-            ref = facts.task.task_id, facts.task.attempt
-            if facts.kind == rollout_pb2.TASK_KIND_TRAIN:
-                assert payload_digest(self.store.payloads[ref]) == facts.digest
-            self.submitted.append(facts)
+        for meta in getattr(request, "groups", ()):
+            ref = meta.task.task_id, meta.task.attempt
+            if meta.kind == rollout_pb2.TASK_KIND_TRAIN:
+                assert payload_digest(self.store.payloads[ref]) == meta.digest
+            self.submitted.append(meta)
         self.returned += getattr(request, "tasks", ())
         for item in (*getattr(request, "groups", ()), *getattr(request, "tasks", ())):
             reply.results.add(task=item.task, verdict=rollout_pb2.VERDICT_ACCEPTED)
@@ -109,7 +109,7 @@ async def test_a_store_that_fails_delays_groups_and_fails_no_attempt(
         for each in made:
             box.put(each)
         await held.until(lambda: not len(held))
-    assert sorted(facts.task.task_id for facts in session.submitted) == ["t0", "t1", "t2"]
+    assert sorted(meta.task.task_id for meta in session.submitted) == ["t0", "t1", "t2"]
     assert session.returned == []
     assert store.payloads == {(g.task.task_id, 1): encode(g) for g in made}
 
@@ -125,7 +125,7 @@ async def test_groups_that_finish_shortly_after_each_other_travel_together(
         for number in (1, 2):
             box.put(group(f"t{number}", held))
         await held.until(lambda: not len(held))
-    assert sorted(facts.task.task_id for facts in session.submitted) == ["t0", "t1", "t2"]
+    assert sorted(meta.task.task_id for meta in session.submitted) == ["t0", "t1", "t2"]
     assert session.requests == requests
 
 
@@ -146,8 +146,8 @@ async def test_an_evaluation_leaves_nothing_in_the_store(monkeypatch: pytest.Mon
         box.upload = GroupUpload(GroupLimits(2, 1 << 40, 100, eval_samples=2), store)  # type: ignore[arg-type]
         box.put(group("e1.0", held, rollout_pb2.TASK_KIND_EVAL))
         await held.until(lambda: not len(held))
-    (facts,) = session.submitted
-    assert (facts.digest, list(facts.rewards)) == ("", [0.0, 1.0])
+    (meta,) = session.submitted
+    assert (meta.digest, list(meta.rewards)) == ("", [0.0, 1.0])
     assert store.payloads == {}
 
 
@@ -190,7 +190,7 @@ async def test_a_group_that_is_withdrawn_while_it_is_stored_is_not_submitted(
         for name in ("t0", "t1"):
             box.put(group(name, held))
         await held.until(lambda: len(held) == 1)
-    assert [facts.task.task_id for facts in session.submitted] == ["t1"]
+    assert [meta.task.task_id for meta in session.submitted] == ["t1"]
 
 
 async def test_the_wait_for_a_store_that_refuses_at_once_lasts_from_the_first_refusal(
@@ -234,9 +234,9 @@ async def test_a_payload_without_texts_is_a_third_smaller_and_otherwise_the_same
         found += await upload.encode([group])
     whole, bare, again = found
     assert again == whole and len(bare.payload) < 0.68 * len(whole.payload)
-    assert bare.facts.digest == payload_digest(bare.payload)
-    whole.facts.digest = bare.facts.digest
-    assert whole.facts == bare.facts
+    assert bare.meta.digest == payload_digest(bare.payload)
+    whole.meta.digest = bare.meta.digest
+    assert whole.meta == bare.meta
     left = decode(bare.payload)
     assert not left.prompt_text and not any(c.text for c in left.completions)
     left.prompt_text = group.prompt_text
