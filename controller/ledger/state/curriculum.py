@@ -48,7 +48,7 @@ class Curriculum:
             self.never += change
 
     def probability(self, row: int, minimum: float) -> float:
-        """That the next turn of ``row`` is taken."""
+        """Probability that the next turn of ``row`` is taken."""
         count = self.measured[row] & _COUNT if row < len(self.measured) else 0
         return max(minimum, 0.5**count)
 
