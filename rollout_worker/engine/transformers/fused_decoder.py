@@ -155,7 +155,7 @@ class FusedDecoder:
         return _add_linear(x, F.silu(gate).mul_(up), layer.down)
 
     def _gain(self, weight: Tensor) -> Tensor:
-        """What _norm multiplies with."""
+        """Factor that _norm multiplies with."""
         return weight * math.sqrt(weight.shape[-1]) if self._dtype == torch.float32 else weight
 
     def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
