@@ -3,7 +3,6 @@
 Where one worker of each role shows the same, there is one: each takes seconds to start."""
 
 import asyncio
-import signal
 from pathlib import Path
 
 import pytest
@@ -90,23 +89,3 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
     again = start()
     assert again.wait() == 2
     assert "is finished (6 steps)" in again.said()
-
-
-def test_two_interrupts_end_it_at_once(start: Start) -> None:
-    up = start(train={"steps": 500}, fleet=SMALL)
-    up.until(lambda: up.step() >= 1)
-    up.process.send_signal(signal.SIGINT)
-    up.process.send_signal(signal.SIGTERM)
-    assert up.wait(60) == 130, up.said()
-    assert up.alive() == []
-
-
-@pytest.mark.long
-def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -> None:
-    up = start(train={"steps": 12, "checkpoint_every": 2}, fleet={"controllers": 1, **SMALL})
-    up.until(lambda: up.events("CheckpointRecorded"))
-    up.close()
-
-    again = start()
-    assert again.wait() == 0, again.said()
-    assert_trained(again, steps=12)

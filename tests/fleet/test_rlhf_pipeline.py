@@ -7,6 +7,7 @@ tests/unit/examples/test_rlhf_stages.py, and runs of both in test_short_flows.py
 """
 
 import json
+import math
 import sys
 import tomllib
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from transformers import AutoModelForSequenceClassification
 
 from examples.rlhf.stages import PIPELINES, PREFERENCES
 from testbed.fleets.local_run import Commands
@@ -42,9 +44,13 @@ class Pipeline(Commands):
         return list(self.run_dir.glob("*"))
 
 
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Those in metrics.jsonl."""
+    return [row for row in Commands(run_dir).metrics() if row["kind"] == "step"]
+
+
 def committed(run_dir: Path) -> list[int]:
-    """Steps in metrics.jsonl."""
-    return [row["step"] for row in Commands(run_dir).metrics() if row["kind"] == "step"]
+    return [row["step"] for row in steps_of(run_dir)]
 
 
 def config(run_dir: Path) -> dict[str, Any]:
@@ -79,3 +85,10 @@ def test_a_pipeline_that_is_killed_goes_on_in_the_middle_of_a_stage(tmp_path: Pa
     said, count = pipeline.output_of("second").read_text(), len(STAGES)
     assert f"[1/{count}] sft: is done already" in said and f"[3/{count}] reward_model: done" in said
     assert str(root / STAGES[-1] / "export") in said.rpartition("exported models:")[2]
+
+    # Both completions of a pair have one score before the first update.
+    first = steps_of(root / "reward_model")[0]
+    assert first["pair_accuracy"] == pytest.approx(0.5)
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    model = AutoModelForSequenceClassification.from_pretrained(root / "reward_model" / "export")
+    assert type(model).__name__ in model.config.architectures

@@ -1,17 +1,19 @@
 """Short runs of the flows with several models, with pairs and with recorded data, as a user starts
-them. One with an objective of a user is in test_user_files_named_like_ours.py."""
+them. One with an objective of a user is in test_user_files_named_like_ours.py, one that trains a
+reward model in test_rlhf_pipeline.py."""
 
 import json
 import math
 import random
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM
 
-from testbed.fleets.local_run import Up, write_run
+from testbed.fleets.local_run import Up, paceline, write_run
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
 from tests.fleet.conftest import Start
 
@@ -20,10 +22,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 FLEET = {"controllers": 1, "policy": 1, "rollout": 1}
 
 
-def finished(up: Up, kind: Any = AutoModelForCausalLM) -> list[Mapping[str, Any]]:
+def finished(up: Up) -> list[Mapping[str, Any]]:
     """The metrics of a run to its end."""
     assert up.wait() == 0, up.said()
-    exported = kind.from_pretrained(up.assert_sound()["export"])
+    exported = AutoModelForCausalLM.from_pretrained(up.assert_sound()["export"])
     assert type(exported).__name__ in exported.config.architectures
     return up.metrics()
 
@@ -36,14 +38,23 @@ def mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return sum(row[name] for row in rows) / len(rows)
 
 
-def test_ppo_learns_what_a_reward_model_scores(start: Start, tmp_path: Path) -> None:
+def test_ppo_learns_what_a_reward_model_scores_and_survives_the_loss_of_all_its_scorers(
+    start: Start, tmp_path: Path
+) -> None:
     """A completion alone of its prompt: its advantage is the critic's, and its reward a scorer's
-    less the KL."""
+    less the KL.
+
+    Both scorers are stopped: groups wait, and `paceline why` says for what. Then one is killed and
+    comes back as another process, and the other one goes on. No attempt fails, and nothing is lost.
+    """
     model = make_tiny_model(tmp_path / "model", hidden=32)
     make_tiny_reward_model(tmp_path / "rm", model)
     up = start(
         rows=512,
-        reward={"functions": {"scorer:helpful": 10.0}, "processes": 0},
+        reward={
+            "functions": {"scorer:helpful": 10.0, "testbed.rewards:digit_first": 0.1},
+            "processes": 0,
+        },
         scorers={"helpful": {"kind": "reward_model", "path": str(tmp_path / "rm")}},
         train={
             "algorithm": "ppo",
@@ -56,9 +67,11 @@ def test_ppo_learns_what_a_reward_model_scores(start: Start, tmp_path: Path) -> 
         },
         objective={"critic_lr_scale": 1.0, "value_pretraining_steps": 1},
         rollout={"group_size": 1},
-        fleet={**FLEET, "scorers": 1},
+        fleet={**FLEET, "scorers": 2, "lease_ttl_s": 2.0},
     )
+    lose_all_scorers(up)
     rows = finished(up)
+    assert not [event for event in up.events("TaskReleased") if event["counts"]]
     steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")
     assert len(steps) == 24
     assert all(step["grad_norm_critic"] > 0 and step["tokens"] > 0 for step in steps)
@@ -67,6 +80,25 @@ def test_ppo_learns_what_a_reward_model_scores(start: Start, tmp_path: Path) -> 
     assert mean(steps[-6:], "kl") > 0.01
     value, returned = mean(steps[-6:], "value_mean"), mean(steps[-6:], "return_mean")
     assert value > 0.5 * returned > 0
+
+
+def lose_all_scorers(up: Up) -> None:
+    first, other = scorers = ("scorer-helpful-0", "scorer-helpful-1")
+
+    def told(kind: str) -> set[str]:
+        return {event["worker_id"] for event in up.events(kind)}
+
+    up.until(lambda: up.step() >= 2 and told("WorkerRegistered") >= {*scorers})
+    for name in scorers:
+        up.kill(name, signal.SIGSTOP)
+    up.until(lambda: told("WorkerDied") >= {*scorers})
+    why = ("why", "--run-dir", str(up.run_dir))
+    up.until(lambda: "0 of 2 scorers helpful" in paceline(*why).stdout)
+    before = up.step()
+    assert before < 24
+    up.kill(first)
+    up.until(lambda: up.step() > before)
+    up.kill(other, signal.SIGCONT)
 
 
 def test_a_policy_is_distilled_from_a_teacher_that_is_a_scorer(
@@ -109,13 +141,7 @@ def write_pairs(path: Path, count: int = 48, seed: int = 0) -> Path:
     return path
 
 
-MODELS = {"dpo": AutoModelForCausalLM, "reward_model": AutoModelForSequenceClassification}
-
-
-@pytest.mark.parametrize("algorithm", MODELS)
-def test_recorded_pairs_train_exactly_once_and_are_told_apart(
-    start: Start, algorithm: str, tmp_path: Path
-) -> None:
+def test_recorded_pairs_train_exactly_once_and_are_told_apart(start: Start, tmp_path: Path) -> None:
     """Four passes over 48 pairs."""
     up = start(
         data={
@@ -125,7 +151,7 @@ def test_recorded_pairs_train_exactly_once_and_are_told_apart(
             "eval_path": str(write_pairs(tmp_path / "held_out_pairs.jsonl", 16, seed=1)),
         },
         train={
-            "algorithm": algorithm,
+            "algorithm": "dpo",
             "steps": 12,
             "groups_per_step": 16,
             "lr": 3e-3,
@@ -135,7 +161,7 @@ def test_recorded_pairs_train_exactly_once_and_are_told_apart(
         rollout={"source": "recorded", "group_size": 2},
         fleet=FLEET,
     )
-    rows = finished(up, MODELS[algorithm])
+    rows = finished(up)
     steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")
     assert len(steps) == 12
     # Both completions of a pair have one score before the first update.

@@ -1,5 +1,5 @@
-"""A run that is stopped goes on from its last step, is given more steps at its end, and hands its
-weights to a new run.
+"""A run that is stopped goes on from its last step, also after a kill of all its processes, is
+given more steps at its end, and hands its weights to a new run.
 
 The sessions follow one another in one test: each start of a fleet takes seconds.
 """
@@ -36,24 +36,33 @@ def stopped(config: Path) -> int:
     return stopped_at
 
 
-def finished(config: Path, run_dir: Path, steps: int, *options: str) -> Up:
-    """A session to the end of the run. What it and those before it did is accounted for, and
-    nothing was done again."""
-    up = Up(config, run_dir, "--set", f"train.steps={steps}", *options)
+def killed(config: Path, stopped_at: int) -> None:
+    """All of the run at once, some steps after it went on. Until then nothing was done again."""
+    up = Up(config, config.parent / "run")
+    try:
+        up.until(lambda: up.step() >= stopped_at + 2)
+        committed = [event["step"] for event in up.events("StepCommitted")]
+        assert committed == list(range(1, len(committed) + 1)), "each step was trained once"
+        assert up.events("RolledBack") == []
+    finally:
+        up.close()
+
+
+def finished(config: Path, steps: int) -> Up:
+    """A session to the end of the run. What it and those before it did is accounted for."""
+    up = Up(config, config.parent / "run", "--set", f"train.steps={steps}")
     try:
         assert up.wait() == 0, up.said()
     finally:
         up.close()
-    committed = [event["step"] for event in up.events("StepCommitted")]
-    assert committed == list(range(1, steps + 1)), "each step was trained once"
-    assert up.events("RolledBack") == []
+    assert {event["step"] for event in up.events("StepCommitted")} == set(range(1, steps + 1))
     summary = up.assert_sound(steps=steps)
     assert summary["samples_trained"] == steps * 4 * 4
-    assert summary["controller_failovers"] == 0, "all had stopped"
+    assert summary["controller_failovers"] == 1, "of the kill: at the others all had stopped"
     return up
 
 
-def test_a_stopped_run_goes_on_is_given_more_steps_and_another_begins_with_its_weights(
+def test_a_run_goes_on_after_a_stop_a_kill_and_its_end_and_another_begins_with_its_weights(
     tmp_path: Path,
 ) -> None:
     config = write_run(
@@ -61,13 +70,26 @@ def test_a_stopped_run_goes_on_is_given_more_steps_and_another_begins_with_its_w
         train={"steps": STEPS, "checkpoint_every": STEPS, "eval_every": STEPS},
         fleet={"controllers": 1, "policy": 1, "rollout": 1},
     )
-    end = stopped(config) + 3
-    finished(config, tmp_path / "run", end)
-    finished(config, tmp_path / "run", end + 2)
+    stopped_at = stopped(config)
+    killed(config, stopped_at)
+    end = stopped_at + 4
+    up = finished(config, end)
+    assert {event["step"] for event in up.events("RolledBack")} == {stopped_at}
+    rolled_back = len(up.events("RolledBack"))
+    assert len(finished(config, end + 2).events("RolledBack")) == rolled_back
 
-    begun_with = ("--from", str(tmp_path / "run"), "--set", "run.name=new")
+    new = Up(config, tmp_path / "new", "--from", str(tmp_path / "run"), "--set", "run.name=new")
+    try:
+        new.until(lambda: new.step() >= 1)
+        # Two interrupts end it at once.
+        new.process.send_signal(signal.SIGINT)
+        new.process.send_signal(signal.SIGTERM)
+        assert new.wait(60) == 130, new.said()
+        assert new.alive() == []
+    finally:
+        new.close()
     # A ledger of its own: steps, versions and the rows of the data begin anew.
-    new = finished(config, tmp_path / "new", 2, *begun_with)
+    assert new.events("StepCommitted")[0]["step"] == 1
     # The directory that the link names.
     newest = (tmp_path / "run" / "checkpoints" / f"step-{end + 2:06}").resolve()
     assert f"begins with the weights of {newest}" in new.said()
