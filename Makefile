@@ -13,6 +13,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Python compiles what is imported: a small part of the packages, which take a minute to compile as a whole.
+INSTALL := $(PIP) install --no-compile
 
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu takes torch from that index.
 TORCH_INDEX ?=
@@ -44,25 +46,28 @@ $(VENV)/.stamp-python:
 # choose another build of it.
 $(VENV)/.stamp-torch: $(VENV)/.stamp-python constraints.txt
 	@echo "installing $(TORCH) (some minutes the first time)"
-	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	@touch $@
 
 $(VENV)/.stamp-run: $(VENV)/.stamp-torch pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e .
+	$(INSTALL) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-run pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # vLLM asks for torchvision, torchaudio and torchcodec, which language models never use. Those of the
 # package index are built for CUDA. Beside a torch without it Paceline hides them from its own processes
 # (paceline/cuda_extensions.py); they are removed here for other programs that import transformers.
-$(VENV)/.stamp-vllm: $(VENV)/.stamp-run pyproject.toml constraints.txt
-	@echo "installing $(VLLM)"
-	$(PIP) install -c constraints.txt -e '.[$(VLLM)]'
+define WITHOUT_TORCHVISION
 	@$(BIN)/python -c 'import torchvision, torchaudio' >/dev/null 2>&1 \
 		|| $(PIP) uninstall --yes torchvision torchaudio torchcodec
+endef
+$(VENV)/.stamp-vllm: $(VENV)/.stamp-run pyproject.toml constraints.txt
+	@echo "installing $(VLLM)"
+	$(INSTALL) -c constraints.txt -e '.[$(VLLM)]'
+	$(WITHOUT_TORCHVISION)
 	@touch $@
 
 demo: $(VENV)/.stamp-run $(if $(filter vllm,$(ENGINE)),$(VENV)/.stamp-vllm)
@@ -93,12 +98,16 @@ format: $(VENV)/.stamp-dev node_modules/.stamp-npm
 	$(BIN)/ruff check --fix .
 	@if [ -x $(BIOME) ]; then $(BIOME) check --write .; fi
 
-# The tests run on every engine and provider that a user can choose.
-$(VENV)/.stamp-test: $(VENV)/.stamp-dev $(VENV)/.stamp-vllm pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[ray]'
-	@touch $@
+# The tests run on every engine and provider that a user can choose: all is installed at once.
+$(VENV)/.stamp-test: $(VENV)/.stamp-torch pyproject.toml constraints.txt
+	@echo "installing Paceline, $(VLLM), Ray and what the tests need (some minutes the first time)"
+	$(INSTALL) -c constraints.txt -e '.[dev,$(VLLM),ray]'
+	$(WITHOUT_TORCHVISION)
+	@touch $(addprefix $(VENV)/.stamp-,run dev vllm test)
 
-test: lint $(VENV)/.stamp-test
+# One goal after the other, also with -j: lint would install beside it.
+test: $(VENV)/.stamp-test
+	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m tests $(ARGS)
 
 test-long: $(VENV)/.stamp-test
@@ -129,7 +138,7 @@ deploy: $(VENV)/.stamp-run
 	$(RENDER) deploy/examples/qwen3_8b.toml --target ray --gpus-per-node 8 --run-dir /mnt/data/runs/qwen3-8b --nccl-env NCCL_SOCKET_IFNAME=eth0 --out deploy/ray --force
 
 bench: $(VENV)/.stamp-vllm
-	$(PIP) install -c constraints.txt -e '.[bench]'
+	$(INSTALL) -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks.control_plane --groups-total 100000
 	$(BIN)/python -m benchmarks.mesh
 	$(BIN)/python -m benchmarks.weights

@@ -1,9 +1,12 @@
-"""The Ray provider on real Ray: a cluster on this machine, placement groups, detached actors."""
+"""The Ray provider on real Ray, with placement groups and detached actors; and a rendered job that
+`ray job submit` runs, also past the loss of the head. One cluster on this machine serves all."""
 
 import asyncio
 import importlib.util
+import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,28 +18,40 @@ import pytest
 from paceline.config.load import load_config
 from paceline.providers.base import Trouble
 from paceline.providers.ray import RayProvider, give_back_places
+from paceline.rpc.addresses import free_ports
 from paceline.v1 import admin_pb2, common_pb2
 from testbed.fleets.controllers import until
-from testbed.fleets.local_run import ROOT, write_run
+from testbed.fleets.local_run import ROOT, SLOWLY, Commands, write_run
+from testbed.patience import patient
 from tests.fixtures.ray_head import RayHead
+from tests.fixtures.rendered import base_environment, render
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None,
-    reason="Ray is not installed: pip install 'paceline[ray]'",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not all(importlib.util.find_spec(one) for one in ("ray", "aiohttp_cors", "opencensus")),
+        reason="Ray is not installed, or not its job server: pip install 'paceline[ray]'",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a Ray head with four CPUs, which the test ends with all that it started."""
-    head = RayHead(tmp_path_factory.mktemp("ray", numbered=False))
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
+    """It has four CPUs, and ends with all that it started."""
+    made = RayHead(tmp_path_factory.mktemp("ray", numbered=False))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
-        head.start()
-        yield head.address
+        made.start()
+        yield made
     finally:
-        head.close()
+        made.close()
+
+
+@pytest.fixture
+def cluster(head: RayHead) -> str:
+    """Its address."""
+    return head.address
 
 
 @asynccontextmanager
@@ -104,7 +119,6 @@ async def first_answer(provider: RayProvider, status: admin_pb2.StatusReply) -> 
     raise trouble
 
 
-@needs_ray
 async def test_workers_are_placed_replaced_found_again_and_let_go(
     cluster: str, tmp_path: Path
 ) -> None:
@@ -145,7 +159,6 @@ async def test_workers_are_placed_replaced_found_again_and_let_go(
         assert await placed(provider, 1) == {"rollout-0": now["rollout-0"]}
 
 
-@needs_ray
 async def test_what_the_cluster_has_no_room_for_is_said_and_taken_back(
     cluster: str, tmp_path: Path
 ) -> None:
@@ -161,7 +174,6 @@ async def test_what_the_cluster_has_no_room_for_is_said_and_taken_back(
         await placed(provider, 4)
 
 
-@needs_ray
 async def test_a_worker_is_left_in_peace_by_a_silent_actor_and_ends_with_a_dead_one(
     cluster: str, tmp_path: Path
 ) -> None:
@@ -201,3 +213,59 @@ def _alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def submitted(where: Path, head: RayHead, steps: int) -> Commands:
+    """``submit.sh`` of a run in ``where/run``."""
+    job = Commands(where / "run")
+    config = write_run(
+        where,
+        run={"name": f"job-{os.getpid()}"},
+        reward=SLOWLY,
+        train={"steps": steps, "checkpoint_every": 5, "eval_every": 100},
+        fleet={"controllers": 1, "policy": 1, "rollout": 1},
+    )
+    controller, rest = free_ports("", 2)
+    options = ("--set", f"controller.port={controller}", "--set", f"rest.port={rest}")
+    folder = where / "job"
+    folder.mkdir()
+    for name, text in render(config, "ray", "--run-dir", str(job.run_dir), *options).items():
+        (folder / name).write_text(text)
+    environment = {**base_environment(where), "RAY_API_SERVER_ADDRESS": head.job_server}
+    job.launch("submit", ["bash", str(folder / "submit.sh")], {**os.environ, **environment})
+    return job
+
+
+@pytest.mark.e2e
+def test_a_job_trains_to_its_end_although_the_head_is_lost(head: RayHead, tmp_path: Path) -> None:
+    """The last one: its head has lost all that was placed."""
+    job = submitted(tmp_path, head, steps=16)
+    try:
+        job.steps(3)
+        head.lose()
+        head.start()
+        assert job.ended("submit", 300.0) == 0, job.said()
+        job.assert_sound(steps=16)
+        assert "it is submitted again" in job.output_of("submit").read_text()
+        assert places_left(head, tmp_path) == [], "resources of the run are given back"
+    finally:
+        job.close()
+
+
+def places_left(head: RayHead, where: Path) -> list[str]:
+    """States of placement groups that still hold resources, from Ray's own command."""
+    code = (
+        "import json, ray; ray.init(address='auto', log_to_driver=False, logging_level='ERROR')\n"
+        "from ray.util import placement_group_table\n"
+        "print(json.dumps([g['state'] for g in placement_group_table().values()]))\n"
+    )
+    environment = {**os.environ, **base_environment(where), "RAY_ADDRESS": head.address}
+    done = subprocess.run(
+        ["python", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
+    )
+    assert done.returncode == 0, done.stderr
+    return [state for state in json.loads(done.stdout.splitlines()[-1]) if state != "REMOVED"]
