@@ -105,7 +105,7 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-torch pyproject.toml constraints.txt
 	$(WITHOUT_TORCHVISION)
 	@touch $(addprefix $(VENV)/.stamp-,run dev vllm test)
 
-# One goal after the other, also with -j: lint would install beside it.
+# Lint comes after it, also with -j: both install.
 test: $(VENV)/.stamp-test
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m tests $(ARGS)

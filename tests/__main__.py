@@ -7,7 +7,7 @@ cores.
     python -m tests --fast [pytest options]    tests/unit without vLLM and heavy ones, 100 schedules
     python -m tests tests/process/rest -x      what is named, one test after the other
 
-Fleets and processes mostly wait, for time-outs of their peers above all: two more workers than
+Fleets and processes mostly wait, for time-outs of their peers above all: four more workers than
 there are cores keep the cores busy. The long files come first, the short unit tests fill up the
 end. A file's tests stay together, because they may share an engine or a Redis.
 
@@ -29,9 +29,8 @@ BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 FAST = ("tests/unit", "--dist", "worksteal", "-k", "not vllm", "--schedules=100", "--durations=5")
 
 
-MORE = 2
-"""Workers beyond one a core. On 2 cores one more left them idle for a quarter of the time, in
-``make test`` as in ``test-long``."""
+MORE = 4
+"""Workers beyond one a core. Most tests use a fifth of a core while they wait for processes."""
 MOST_AGAIN = 5
 """More failures than these are no accident of the load."""
 

@@ -30,7 +30,7 @@ def test_the_control_plane_is_measured(tmp_path: Path) -> None:
     assert (row["payload"], row["clients"]) == ("16x16", 1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
 def test_the_throughput_of_a_fleet_on_emulated_gpus_is_measured(tmp_path: Path) -> None:
