@@ -56,7 +56,7 @@ class AfterCommit:
         self._trainer = trainer
         self.publisher = trainer.open_publisher(
             PublishingPlace(reply.rendezvous_url, reply.run_id, host),
-            on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
+            on_link_error=lambda link, why: control.report_failure(link, why, is_link=True),
         )
         self._saved = NO_VERSION
         """Version of the newest checkpoint that is being written or is recorded."""

@@ -252,9 +252,9 @@ class PolicyReport:
         place = {"mesh_epoch": self.epochs.formed, "state_version": version}
         self.now = self.now | place | changes
 
-    def report(self, link_epochs: list[int], waits: Sequence[Any] = ()) -> worker_pb2.Report:
+    def report(self, links: list[int], waits: Sequence[Any] = ()) -> worker_pb2.Report:
         gauges = self._resources.read()
-        return worker_pb2.Report(**self.now, link_epochs=link_epochs, gauges=gauges, waits=waits)
+        return worker_pb2.Report(**self.now, link_epochs=links, gauges=gauges, waits=waits)
 
 
 class StuckRanks:

@@ -426,7 +426,7 @@ class PolicyWorker:
 
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
-        links = self.out.publisher.formed_epochs() if self.admitted else []
+        links = self.out.publisher.formed_generations() if self.admitted else []
         return self.worker_report.report(links, messages(self.stuck_ranks.waits()))
 
     def progressed(self) -> None:

@@ -146,7 +146,7 @@ class ReplicaPublisher(WeightPublisher):
         replica: Replica,
         device: torch.device,
         place: PublishingPlace,
-        on_link_error: Callable[[int, str], None] = lambda epoch, why: None,
+        on_link_error: Callable[[int, str], None] = lambda generation, why: None,
     ) -> None:
         config = state.config
         self.state, self.replica = state, replica

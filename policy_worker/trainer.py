@@ -386,7 +386,7 @@ class Trainer:
         self,
         place: PublishingPlace,
         *,
-        on_link_error: Callable[[int, str], None] = lambda epoch, why: None,
+        on_link_error: Callable[[int, str], None] = lambda generation, why: None,
     ) -> ReplicaPublisher:
         """The publisher of the policy's weights."""
         self._publisher = ReplicaPublisher(

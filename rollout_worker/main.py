@@ -320,13 +320,13 @@ class RolloutWorker:
             if self.receiver.relay is not None:
                 self.receiver.relay.set_links([])
 
-    def on_link_error(self, epoch: int, detail: str) -> None:
+    def on_link_error(self, generation: int, detail: str) -> None:
         """In the receiver's thread."""
-        asyncio.run_coroutine_threadsafe(self.report_link_error(epoch, detail), self.loop)
+        asyncio.run_coroutine_threadsafe(self.report_link_error(generation, detail), self.loop)
 
-    async def report_link_error(self, epoch: int, detail: str) -> None:
+    async def report_link_error(self, generation: int, detail: str) -> None:
         error = worker_pb2.PeerError(
-            caller=self.session.caller, epoch=epoch, is_link=True, detail=detail[:500]
+            caller=self.session.caller, epoch=generation, is_link=True, detail=detail[:500]
         )
         try:
             await self.session.call("WorkerService.ReportPeerError", error)

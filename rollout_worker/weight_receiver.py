@@ -144,7 +144,7 @@ class WeightReceiver(LinkEnd):
         )
 
     def set_link(self, link: worker_pb2.WeightsLink | None, newest: int | None = None) -> None:
-        """Converges to this link; another epoch replaces the present one. Does not block.
+        """Converges to this link; another generation replaces the present one. Does not block.
         ``newest``: version that the controller calls the newest. Versions received beyond it were
         never committed, and the new link replaces them by an older one. A link with ``reload``
         replaces them in any case."""
@@ -225,7 +225,7 @@ class WeightReceiver(LinkEnd):
                 mesh.set_exception(error)
 
         for source, mesh in enumerate(formed, 1):
-            threads.start(form, f"{self.thread_name}-{link.epoch}-{source}", [source, mesh])
+            threads.start(form, f"{self.thread_name}-{link.generation}-{source}", [source, mesh])
         # All are waited for first: what was formed is to be abandoned.
         errors = [mesh.exception() for mesh in formed]
         sources += [mesh.result() for mesh in formed if mesh.exception() is None]
@@ -252,7 +252,7 @@ class WeightReceiver(LinkEnd):
             acknowledge(mesh, staged.version)
         self.last_transfer_s = staged.seconds
         ms = staged.seconds * 1e3
-        event(_log, "weights staged", epoch=link.epoch, version=staged.version, ms=ms)
+        event(_log, "weights staged", generation=link.generation, version=staged.version, ms=ms)
 
     def _heard(self, source: int) -> None:
         if source:

@@ -78,12 +78,12 @@ class RolloutReport:
             "scoring_capacity": float(self.scorer.capacity if self.scorer else 0),
             "lease_s": self.leasing.round_trip_s,
         }
-        link_epochs: list[int] = []
+        links: list[int] = []
         if self.receiver is not None:
-            link_epochs += self.receiver.formed_epochs()
+            links += self.receiver.formed_generations()
             gauges["transfer_s"] = self.receiver.last_transfer_s
             if self.receiver.relay is not None:
-                link_epochs += self.receiver.relay.formed_epochs()
+                links += self.receiver.relay.formed_generations()
                 gauges["relayed_bytes"] = float(self.receiver.relay.sent_bytes)
         return worker_pb2.Report(
             lifecycle=self.lifecycle.state,
@@ -93,7 +93,7 @@ class RolloutReport:
             held_leases=[task.lease.task for task in held],
             state_version=-1,
             loaded_version=engine.version,
-            link_epochs=link_epochs,
+            link_epochs=links,
             gauges=gauges,
             activity=self._activity(in_engine),
             parity_failures=self.loading.parity_failures,

@@ -124,8 +124,8 @@ class SampleArchiver:
         # An evaluation's task is of no row of the training data.
         if not meta or not task_id.startswith("t"):
             return
-        epoch, row = state.run.order.place(ordinal_of(task_id))
-        about = {"group_id": task_id, "epoch": epoch, "dataset_row": row, "t": t}
+        dataset_pass, row = state.run.order.place(ordinal_of(task_id))
+        about = {"group_id": task_id, "epoch": dataset_pass, "dataset_row": row, "t": t}
         about |= {"state": "dropped", "reason": dropped["reason"], "step": state.versions.step}
         self._steps.append(_Step({task_id: {**meta, **about}}, [], 0))
 

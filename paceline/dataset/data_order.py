@@ -3,11 +3,11 @@
 Pure functions of the seed, the number of the task, and the sources, without a library's random
 numbers: controllers of every machine and Python compute the same order.
 
-- One source: each epoch visits each row once (task_row).
-- Sources without weights: one data set, the sources one after the other. Each epoch visits each row
+- One source: each pass visits each row once (task_row).
+- Sources without weights: one data set, the sources one after the other. Each pass visits each row
   of each source once.
 - Sources with weights: of every ``BLOCK`` tasks, ``share`` are of a source, in an order that the
-  seed decides. Each source has an order and epochs of its own, so a small source with a large
+  seed decides. Each source has an order and passes of its own, so a small source with a large
   weight is visited more often.
 """
 
@@ -20,7 +20,7 @@ from itertools import accumulate
 
 _MASK = (1 << 64) - 1
 _SMALL = 4096
-"""Rows up to which an epoch's permutation is a shuffled list; above, it is computed per row."""
+"""Rows up to which a pass's permutation is a shuffled list; above, it is computed per row."""
 
 
 def mix(*values: int) -> int:
@@ -35,15 +35,15 @@ def mix(*values: int) -> int:
 
 
 def task_row(seed: int, ordinal: int, rows: int, shuffle: bool) -> tuple[int, int]:
-    """(epoch, row) of the ``ordinal``-th task, all from 0. Each epoch visits each row once."""
+    """(pass, row) of the ``ordinal``-th task, all from 0. Each pass visits each row once."""
     if rows < 1 or ordinal < 0:
         raise ValueError(f"no row for task {ordinal} of a data set with {rows} rows")
-    epoch, position = divmod(ordinal, rows)
+    dataset_pass, position = divmod(ordinal, rows)
     if not shuffle or rows == 1:
-        return epoch, position
+        return dataset_pass, position
     if rows <= _SMALL:
-        return epoch, _shuffled(seed, epoch, rows)[position]
-    return epoch, _permute(seed, epoch, rows, position)
+        return dataset_pass, _shuffled(seed, dataset_pass, rows)[position]
+    return dataset_pass, _permute(seed, dataset_pass, rows, position)
 
 
 def task_seed(seed: int, task_id: str) -> int:
@@ -60,19 +60,19 @@ def _shuffle(order: list[int], *seeds: int) -> None:
 
 
 @lru_cache(maxsize=8)
-def _shuffled(seed: int, epoch: int, rows: int) -> list[int]:
+def _shuffled(seed: int, dataset_pass: int, rows: int) -> list[int]:
     order = list(range(rows))
-    _shuffle(order, seed, epoch)
+    _shuffle(order, seed, dataset_pass)
     return order
 
 
-def _permute(seed: int, epoch: int, rows: int, position: int) -> int:
+def _permute(seed: int, dataset_pass: int, rows: int, position: int) -> int:
     """A Feistel network over the next power of two, repeated until it lands inside the data set."""
     bits = (rows - 1).bit_length()
     right_bits = bits // 2
     left_bits = bits - right_bits
     left_mask, right_mask = (1 << left_bits) - 1, (1 << right_bits) - 1
-    keys = _keys(seed, epoch)
+    keys = _keys(seed, dataset_pass)
     left, right = position >> right_bits, position & right_mask
     while True:
         for one, other in keys:
@@ -86,8 +86,8 @@ def _permute(seed: int, epoch: int, rows: int, position: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _keys(seed: int, epoch: int) -> tuple[tuple[int, int], ...]:
-    return tuple((mix(seed, epoch, n, 0), mix(seed, epoch, n, 1)) for n in range(3))
+def _keys(seed: int, dataset_pass: int) -> tuple[tuple[int, int], ...]:
+    return tuple((mix(seed, dataset_pass, n, 0), mix(seed, dataset_pass, n, 1)) for n in range(3))
 
 
 BLOCK = 1000
@@ -140,7 +140,7 @@ class DataOrder:
         return tuple(source.name for source in self.sources) or ("",)
 
     def place(self, ordinal: int) -> tuple[int, int]:
-        """(epoch, row) of a task; with weights, the epoch is that of the source."""
+        """(pass, row) of a task; with weights, the pass is that of the source."""
         if not self.weighted:
             return task_row(self.seed, ordinal, self.rows, self.shuffle)
         block, position = divmod(ordinal, BLOCK)
@@ -149,8 +149,8 @@ class DataOrder:
         source = self.sources[number]
         earlier = block * source.share + bisect_left(positions[number], position)
         seed = mix(self.seed, _MIXTURE, number)
-        epoch, row = task_row(seed, earlier, source.rows, self.shuffle)
-        return epoch, _ends(self.sources)[number] - source.rows + row
+        dataset_pass, row = task_row(seed, earlier, source.rows, self.shuffle)
+        return dataset_pass, _ends(self.sources)[number] - source.rows + row
 
     def source_of(self, row: int) -> int:
         """Number of the source that has ``row``."""
@@ -160,23 +160,25 @@ class DataOrder:
         return self.sources[number].rows if self.sources else self.rows
 
     def count(self, start: int, stop: int) -> Counter[tuple[int, int]]:
-        """Tasks of ``range(start, stop)`` by (epoch, number of the source)."""
+        """Tasks of ``range(start, stop)`` by (pass, number of the source)."""
         found: Counter[tuple[int, int]] = Counter()
         if self.weighted:
             for number, source in enumerate(self.sources):
                 first, last = self._earlier(number, start), self._earlier(number, stop)
-                for epoch, many in _by_epoch(first, last, source.rows):
-                    found[epoch, number] += many
+                for dataset_pass, many in _by_pass(first, last, source.rows):
+                    found[dataset_pass, number] += many
             return found
-        for epoch, many in _by_epoch(start, stop, self.rows):
+        for dataset_pass, many in _by_pass(start, stop, self.rows):
             if len(self.sources) < 2:
-                found[epoch, 0] += many
+                found[dataset_pass, 0] += many
             elif many == self.rows:
-                found.update({(epoch, n): source.rows for n, source in enumerate(self.sources)})
+                found.update(
+                    {(dataset_pass, n): source.rows for n, source in enumerate(self.sources)}
+                )
             else:
-                begin = max(start, epoch * self.rows)
+                begin = max(start, dataset_pass * self.rows)
                 for ordinal in range(begin, begin + many):
-                    found[epoch, self.source_of(self.place(ordinal)[1])] += 1
+                    found[dataset_pass, self.source_of(self.place(ordinal)[1])] += 1
         return found
 
     def _earlier(self, number: int, ordinal: int) -> int:
@@ -207,12 +209,12 @@ def _ends(sources: tuple[DataSource, ...]) -> list[int]:
     return list(accumulate(source.rows for source in sources))
 
 
-def _by_epoch(start: int, stop: int, rows: int) -> list[tuple[int, int]]:
-    """(epoch, number) of the visits of ``range(start, stop)``, ``rows`` to an epoch."""
+def _by_pass(start: int, stop: int, rows: int) -> list[tuple[int, int]]:
+    """(pass, number) of the visits of ``range(start, stop)``, ``rows`` to a pass."""
     found = []
     while start < stop:
-        epoch = start // rows
-        end = min(stop, (epoch + 1) * rows)
-        found.append((epoch, end - start))
+        dataset_pass = start // rows
+        end = min(stop, (dataset_pass + 1) * rows)
+        found.append((dataset_pass, end - start))
         start = end
     return found

@@ -189,7 +189,7 @@ class Coverage:
 
 
 @dataclass(slots=True)
-class EpochCoverage:
+class PassCoverage:
     """A pass over a source: each row is counted in exactly one of these, unless repeated."""
 
     epoch: int
@@ -210,7 +210,7 @@ class CoverageReport:
     rows: int = 0
     shuffle: bool = True
     seed: int = 0
-    epochs: list[EpochCoverage] = field(default_factory=list)  # Passes that were begun
+    epochs: list[PassCoverage] = field(default_factory=list)  # Passes that were begun
     sources: list[str] = field(default_factory=list)
     """Names of the sources, in the order of their rows."""
     skipped_rows: list[tuple[int, int]] = field(default_factory=list)
@@ -243,13 +243,13 @@ class _Begun:
 
     def __init__(self, order: DataOrder, end: int) -> None:
         self.order = order
-        self.epochs: dict[tuple[int, int], EpochCoverage] = {}
+        self.epochs: dict[tuple[int, int], PassCoverage] = {}
         for (epoch, number), many in order.count(0, end).items():
             rows = order.rows_of(number)
-            found = EpochCoverage(epoch, rows, order.names[number], to_come=rows - many)
+            found = PassCoverage(epoch, rows, order.names[number], to_come=rows - many)
             self.epochs[epoch, number] = found
 
-    def split(self, start: int, stop: int) -> Iterator[tuple[EpochCoverage, int]]:
+    def split(self, start: int, stop: int) -> Iterator[tuple[PassCoverage, int]]:
         """The tasks of the span, by epoch."""
         if start < stop:
             for key, many in self.order.count(start, stop).items():

@@ -2,11 +2,11 @@
 
     converge ──► link thread: form a mesh of two ──► transfer until it is withdrawn or fails
 
-- A link is named by its epoch. Withdrawing it frees its thread within a slice, whatever it waits
-  for.
+- A link is named by its generation. Withdrawing it frees its thread within a slice, whatever it
+  waits for.
 - It has one or more sources, the ranks of the replica that publishes. The receiver joins a mesh of
   two with each of them. If one of these breaks, the link has failed as a whole.
-- A link that fails is reported once, and stays dead until another epoch takes its place.
+- A link that fails is reported once, and stays dead until another generation takes its place.
 """
 
 import logging
@@ -29,15 +29,15 @@ _CLOSE_S = 5.0
 FORM_S = 60.0
 
 LinkKey = tuple[int, int]
-"""Epoch and incarnation of the peer. A failover of Redis that loses the newest entries of the
-journal lets an epoch be counted again, for another process."""
+"""Generation and incarnation of the peer. A failover of Redis that loses the newest entries of the
+journal lets a generation be counted again, for another process."""
 
 
 @dataclass(eq=False)
 class WeightLink:
     """One link, as one of its ends sees it."""
 
-    epoch: int
+    generation: int
     peer: str
     newest: int | None = None
     """Newest version that the controller knew when it named the link."""
@@ -66,7 +66,7 @@ class LinkEnd(ABC):
     run_id: str
     device: torch.device
     on_link_error: Callable[[int, str], None]
-    """Called from a link's thread with the epoch of a link that failed and the reason."""
+    """Called from a link's thread with the generation of a link that failed and the reason."""
     host: str | None = None
     through_host: bool = False
     """Weights pass through host memory at both ends, wherever they are computed with: a relay hands
@@ -94,10 +94,10 @@ class LinkEnd(ABC):
         """Transfers versions over a formed mesh until it raises: EpochCancelled once the link is
         withdrawn, any other exception if the link failed."""
 
-    def formed_epochs(self) -> list[int]:
-        """Epochs of the links that are formed and healthy."""
+    def formed_generations(self) -> list[int]:
+        """Generations of the links that are formed and healthy."""
         with self._changed:
-            return sorted(link.epoch for link in self._links.values() if link.formed)
+            return sorted(link.generation for link in self._links.values() if link.formed)
 
     def close(self) -> None:
         """Withdraws all links and waits for their threads, which end at once."""
@@ -114,7 +114,7 @@ class LinkEnd(ABC):
             self._changed.notify_all()
 
     def _begin(self, link: WeightLink) -> None:
-        thread = threads.start(self._serve, f"{self.thread_name}-{link.epoch}", [link])
+        thread = threads.start(self._serve, f"{self.thread_name}-{link.generation}", [link])
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     def _withdraw(self) -> None:
@@ -122,7 +122,7 @@ class LinkEnd(ABC):
 
     def _formed(self, link: WeightLink, **fields: Any) -> None:
         link.formed = True
-        event(_log, "weights link formed", epoch=link.epoch, peer=link.peer, **fields)
+        event(_log, "weights link formed", generation=link.generation, peer=link.peer, **fields)
 
     def _over(self, link: WeightLink) -> bool:
         """True if what is under way on the link is to end."""
@@ -137,7 +137,7 @@ class LinkEnd(ABC):
         return ""
 
     def _form(self, link: WeightLink, source: int) -> ProcessMesh:
-        key = f"paceline:{self.run_id}:rdv:link:{link.epoch}"
+        key = f"paceline:{self.run_id}:rdv:link:{link.generation}"
         return ProcessMesh.form(
             url=self.url,
             key=f"{key}:{source}" if source else key,
@@ -169,8 +169,10 @@ class LinkEnd(ABC):
     def _failed(self, link: WeightLink, error: Exception) -> None:
         link.formed = False
         if not isinstance(error, MeshError | WeightsRefused):
-            _log.error("weights could not be transferred epoch=%d", link.epoch, exc_info=error)
+            _log.error(
+                "weights could not be transferred generation=%d", link.generation, exc_info=error
+            )
         if not link.withdrawn.is_set():
-            fields = {"epoch": link.epoch, "peer": link.peer, "error": error}
+            fields = {"generation": link.generation, "peer": link.peer, "error": error}
             event(_log, "weights link failed", logging.WARNING, **fields)
-            self.on_link_error(link.epoch, str(error))
+            self.on_link_error(link.generation, str(error))

@@ -100,7 +100,7 @@ class SendingEnd(LinkEnd):
         """Source that the link sends next, if its receiver lacks it. Needs the condition held."""
 
     def set_links(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
-        """Converges to these links: new epochs are formed, others withdrawn. Does not block."""
+        """Converges to these links: new ones are formed, others withdrawn. Does not block."""
         desired = {}
         for k in links:
             link = WeightLink(k.epoch, k.receiver.worker_id, tree=k.tree)
@@ -143,7 +143,7 @@ class SendingEnd(LinkEnd):
         event(
             _log,
             "weights sent",
-            epoch=link.epoch,
+            generation=link.generation,
             peer=link.peer,
             version=sent.version,
             ms=sent.seconds * 1e3,

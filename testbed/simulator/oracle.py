@@ -29,7 +29,7 @@ from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
 from controller.store.ledger_follower import LedgerFollower, coverage_of
 from paceline.evaluation import RowScore
-from paceline.observe.coverage import EpochCoverage
+from paceline.observe.coverage import PassCoverage
 from paceline.observe.projection import Totals
 from paceline.payloads.store import Ref
 from paceline.v1 import policy_pb2, rollout_pb2
@@ -57,7 +57,7 @@ def next_state(before: str, groups: frozenset[str], lr: float) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _accounted(epoch: EpochCoverage) -> int:
+def _accounted(epoch: PassCoverage) -> int:
     return epoch.trained + epoch.passed_over + sum(epoch.dropped.values())
 
 

@@ -311,7 +311,7 @@ def test_a_version_that_was_taken_back_is_not_handed_on(relays: Relays) -> None:
     until(lambda: relay.receiver.version == child.receiver.version == 5)
     relay.relay.set_links([link(4, tree=4)])
     child.receiver.set_link(from_relay(4, tree=4), 4)
-    until(lambda: child.receiver.formed_epochs() == [4])
+    until(lambda: child.receiver.formed_generations() == [4])
     relays.trainer.set_links([link(3, tree=4)])
     relays.trainer.begin(snapshot_of(4))
     relay.receiver.set_link(link(3, tree=4), 4)

@@ -58,8 +58,8 @@ def test_a_joiner_gets_the_current_version_at_once(
     publishing.publish(5)
     join(publishing, receiving, 1)
     assert receiving.next_version() == 5
-    until(lambda: publishing.publisher.formed_epochs() == [1])
-    assert receiving.receiver.formed_epochs() == [1]
+    until(lambda: publishing.publisher.formed_generations() == [1])
+    assert receiving.receiver.formed_generations() == [1]
     publishing.publish(6)
     assert receiving.next_version() == 6
     until(lambda: publishing.publisher.last_transfer_s > 0)
@@ -136,7 +136,7 @@ def test_a_formed_anew_link_sends_only_what_is_missing(
     publishing.publish(1)
     for epoch in (1, 2):
         join(publishing, receiving, epoch)
-        until(lambda epoch=epoch: publishing.publisher.formed_epochs() == [epoch])
+        until(lambda epoch=epoch: publishing.publisher.formed_generations() == [epoch])
         if epoch == 1:
             assert receiving.next_version() == 1
             until(lambda: receiving.receiver.version == 1)
@@ -255,7 +255,7 @@ def test_a_killed_receiver_is_reported_once(
     publishing.publish(3)
     with pytest.raises(queue.Empty):
         publishing.errors.get(timeout=0.3)
-    assert publishing.publisher.formed_epochs() == []
+    assert publishing.publisher.formed_generations() == []
 
 
 def test_close_ends_every_thread(publishing: Publishing, receiving: Receiving) -> None:
