@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from controller.context import ControllerContext, RunSettings
 from controller.dataset_rows import DatasetRows
 from controller.fleet.autoscale_policy import Proposal
-from controller.fleet.flow_shares import FlowAverage
+from controller.fleet.flow_fractions import FlowAverage
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.housekeeping import Housekeeping

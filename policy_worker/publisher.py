@@ -33,7 +33,7 @@ from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import event, first_line
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_link import WeightLink
-from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
+from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShard
 from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
 from policy_worker.model.host_memory import DeviceCopies
@@ -58,7 +58,7 @@ class WeightPublisher(SendingEnd):
         deltas: bool = True,
         on_host: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
-        share: WeightShare = WHOLE_SHARE,
+        share: WeightShard = WHOLE_SHARE,
         **ends: Any,
     ) -> None:
         """``deltas``: keep the version before, so that the newest may travel as what changed.
@@ -160,7 +160,7 @@ class ReplicaPublisher(WeightPublisher):
             deltas=config.rollout.weight_deltas,
             on_host=config.train.memory.offload_publishing,
             bucket_bytes=place.bucket_bytes,
-            share=WeightShare(replica.rank, replica.size),
+            share=WeightShard(replica.rank, replica.size),
             on_link_error=on_link_error,
             host=replica.host or place.host,
             through_host=config.weights_through_host,

@@ -49,7 +49,7 @@ from policy_worker.ranks.sharding import (
 from policy_worker.ranks.state_transfer import receive_state, send_state, state_tensors
 from policy_worker.rows.group_reading import AcceptedGroup, PayloadReader, StorePlace
 from policy_worker.rows.replica import Replica
-from policy_worker.rows.row_shares import Fetch, RowShare
+from policy_worker.rows.row_shards import Fetch, RowShard
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import apply_update
@@ -117,7 +117,7 @@ class Trainer:
         self._norms: dict[str, float] = {}
         self._sums: dict[str, float] = {}
         self._digest: tuple[Version, str] = (NO_VERSION, "")
-        self._taken: dict[Taken, RowShare | None] = {}
+        self._taken: dict[Taken, RowShard | None] = {}
         """Shares that were read in the open step; None for one that was added."""
         self._payloads: PayloadReader | None = None
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from controller.fleet.flow_shares import FlowShares
+from controller.fleet.flow_fractions import FlowFractions
 from controller.leader import Leader
 from controller.ledger.decisions.leases import admissible
 from controller.ledger.enums import Role
@@ -65,7 +65,7 @@ class Pace:
     transfer_s: float = 0.0
     append_s: float = 0.0
     lease_s: float = 0.0  # a lease request that found tasks
-    shares: FlowShares = field(default_factory=FlowShares)
+    shares: FlowFractions = field(default_factory=FlowFractions)
     max_staleness: int = 4
     policies: int = 1
     rollouts: int = 1
@@ -219,7 +219,7 @@ def scorer_loads(leader: Leader, state: State) -> dict[str, float]:
 
 def shares_of(
     state: State, reports: Reports, scorers: Mapping[str, float] | None = None
-) -> FlowShares:
+) -> FlowFractions:
     """The shares of this moment. ``scorers``: their loads by pool."""
     gauges = [report.gauges for _, report in reports]
     open_for_newest = admissible(state, state.versions.version) > 0
@@ -231,7 +231,7 @@ def shares_of(
     capacity = sum(g["scoring_capacity"] for g in gauges if "scoring_capacity" in g)
     scoring = sum(g["scoring"] for g in gauges if g.get("scoring_capacity"))
     group = max(1, state.run.groups_per_step)
-    return FlowShares(
+    return FlowFractions(
         occupancy=_mean([g["slot_occupancy"] for g in gauges if "slot_occupancy" in g]),
         idle=_mean([g["engine_idle_fraction"] for g in gauges if "engine_idle_fraction" in g]),
         closed=float(not open_for_newest),

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
+from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShard
 
 
 class GivenUp(Exception):
@@ -34,7 +34,7 @@ class WeightSource(Protocol):
     """Counts what a trainer published, equally on all ranks of its replica: a version that was
     taken back may come again, with other bits."""
     manifest: Manifest
-    share: WeightShare
+    share: WeightShard
     flat: Tensor
 
     def wait_ready(self) -> None:
@@ -117,7 +117,7 @@ class ArrivingWeights(WeightSource):
         """Checksums of all buckets in their order, once they are complete."""
         return tuple(self._checksums[i] for i in range(self.manifest.buckets))
 
-    def held_of(self, share: WeightShare) -> tuple[list[int], str]:
+    def held_of(self, share: WeightShard) -> tuple[list[int], str]:
         """The buckets of the share that are here, and the fingerprint of their checksums."""
         with self._moved:
             here = [i for i in share.buckets(self.manifest) if i in self._checksums]
@@ -176,6 +176,6 @@ class ReceiverBase:
         """Fingerprint of all bits."""
         return fingerprint(self.checksums)
 
-    def fingerprint_of(self, share: WeightShare) -> str:
+    def fingerprint_of(self, share: WeightShard) -> str:
         """Fingerprint of the bits of the share."""
         return fingerprint([self.checksums[i] for i in share.buckets(self.manifest)])

@@ -176,7 +176,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightShare:
+class WeightShard:
     """Buckets that one source of a set of weights holds and sends: of n sources, source k has every
     n-th bucket, from bucket k on. A replica of one rank, and a relay, are the only source."""
 
@@ -206,4 +206,4 @@ class WeightShare:
         return flat[start : start + manifest.bucket_bytes]
 
 
-WHOLE_SHARE = WeightShare()
+WHOLE_SHARE = WeightShard()

@@ -47,7 +47,7 @@ from paceline.weights.link_messages import (
     version_in,
 )
 from paceline.weights.weight_link import FORM_S, LinkEnd, WeightLink
-from paceline.weights.weight_manifest import WHOLE_SHARE, WeightShare, WeightsRefused
+from paceline.weights.weight_manifest import WHOLE_SHARE, WeightShard, WeightsRefused
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class SendingEnd(LinkEnd):
     """The sending end of any number of links."""
 
     rank = PUBLISHER
-    share: WeightShare = WHOLE_SHARE
+    share: WeightShard = WHOLE_SHARE
     life = LifeSign()
     sent_bytes = 0
     resumed = 0

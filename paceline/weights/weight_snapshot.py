@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.weights.arriving_weights import WeightSource, fingerprint
 from paceline.weights.bucket_delta import encode_delta
 from paceline.weights.tensor_checksum import checksum
-from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShare
+from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShard
 
 BUCKET_BYTES = 16 << 20
 
@@ -43,7 +43,7 @@ class WeightSnapshot(WeightSource):
         manifest: Manifest,
         flat: Tensor,
         source: torch.device | None = None,
-        share: WeightShare = WHOLE_SHARE,
+        share: WeightShard = WHOLE_SHARE,
     ) -> None:
         """``source``: the device whose current stream fills ``flat``; default: its own."""
         self.version = version
@@ -96,7 +96,7 @@ class WeightSnapshot(WeightSource):
         cls,
         version: int,
         manifest: Manifest,
-        share: WeightShare,
+        share: WeightShard,
         source: torch.device,
         fill: Callable[[Tensor], None],
         pool: SnapshotPool | None = None,
@@ -166,7 +166,7 @@ class WeightSnapshot(WeightSource):
             return self._deltas[index]
 
 
-_Slot = tuple[Manifest, WeightShare, Tensor]
+_Slot = tuple[Manifest, WeightShard, Tensor]
 """A buffer, and what it is for."""
 
 
@@ -181,7 +181,7 @@ class SnapshotPool:
     def take(
         self,
         manifest: Manifest,
-        share: WeightShare,
+        share: WeightShard,
         device: torch.device,
         *,
         page_locked: bool = False,

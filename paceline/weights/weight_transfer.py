@@ -59,7 +59,7 @@ from paceline.weights.link_messages import (
     version_in,
 )
 from paceline.weights.tensor_checksum import checksum
-from paceline.weights.weight_manifest import Manifest, WeightShare, WeightsRefused
+from paceline.weights.weight_manifest import Manifest, WeightShard, WeightsRefused
 
 T = TypeVar("T")
 
@@ -190,7 +190,7 @@ def _negotiate(
         raise WeightsRefused("buckets were announced over a device link that is not there")
     coming = []
     for source, (mesh, answer) in enumerate(zip(sources, answers, strict=True)):
-        share = WeightShare(source, len(sources))
+        share = WeightShard(source, len(sources))
         here = set() if direct or weights is None else set(weights.held_of(share)[0])
         missing = [i for i in share.buckets(manifest) if i not in here]
         heard, paid = partial(reception.heard, source), partial(reception.paid, source)
@@ -225,7 +225,7 @@ def _ask_all(
     reception: Reception,
 ) -> list[Answer]:
     for source, mesh in enumerate(sources):
-        share = WeightShare(source, len(sources))
+        share = WeightShard(source, len(sources))
         have, fingerprint = ([], "") if weights is None else weights.held_of(share)
         held = "" if base is None else base.fingerprint_of(share)
         mine = replace(ask, have=tuple(have), have_fingerprint=fingerprint, base=held)

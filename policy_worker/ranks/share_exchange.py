@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paceline.weights.weight_manifest import DTYPES, Manifest, WeightShare
+from paceline.weights.weight_manifest import DTYPES, Manifest, WeightShard
 
 Extent = tuple[int, int]
 """First element of a slice in the flattened weight, and number of elements."""
@@ -62,7 +62,7 @@ class ShareExchange:
     """One rank's part. All ranks have the same manifest and extents, and run at the same time."""
 
     def __init__(
-        self, manifest: Manifest, share: WeightShare, extents: Sequence[Sequence[Sequence[int]]]
+        self, manifest: Manifest, share: WeightShard, extents: Sequence[Sequence[Sequence[int]]]
     ) -> None:
         """``extents``: by rank and by weight, in the order of the manifest. Raises ValueError if
         slices leave a gap or overlap, or if bucket_bytes is no multiple of 8."""
@@ -141,7 +141,7 @@ class ShareExchange:
 
     def _pieces(self, group: int, part: int, keeper: int, storer: int) -> list[_Piece]:
         """Pieces that ``storer`` has and ``keeper`` gets, in the order of the bytes."""
-        manifest, keeping = self.manifest, WeightShare(keeper, self.share.sources)
+        manifest, keeping = self.manifest, WeightShard(keeper, self.share.sources)
         bucket = group * self.share.sources + keeper
         if bucket >= manifest.buckets:
             return []

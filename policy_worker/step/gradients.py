@@ -33,7 +33,7 @@ from policy_worker.objectives.objective import Loss, Mean, Objective
 from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_forwards import RowForwards, balance_of_sequences
-from policy_worker.rows.row_shares import Fetch, RowShare, RowShares
+from policy_worker.rows.row_shards import Fetch, RowShard, RowShards
 from policy_worker.step.stats import Stats, count_rewards, measure
 
 
@@ -66,7 +66,7 @@ class Gradients:
         """Elements of this rank's parameters, then the objective's sums."""
         self._sums = torch.zeros(len(self.objective.summed), device=self.device)
         self.forwards = RowForwards(self.objective, self.state, self.frozen)
-        self._shares = RowShares(self.objective, self.state.config, self.replica)
+        self._shares = RowShards(self.objective, self.state.config, self.replica)
         self._spec: StepTotals | None = None
         self._added: set[GroupKey] = set()
         self.stats = Stats()
@@ -92,8 +92,8 @@ class Gradients:
         self._spec = None
         self.stats = Stats()
 
-    def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> RowShare:
-        """This rank's share of ``groups``, for add_share(). Collective; see RowShares.take."""
+    def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> RowShard:
+        """This rank's share of ``groups``, for add_share(). Collective; see RowShards.take."""
         return self._shares.take(groups, self._totals, self.vocabulary, fetch)
 
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
@@ -101,13 +101,13 @@ class Gradients:
         with the same. Raises BadGroup, when nothing is added, and as add_share()."""
         self.add_share(self.share_of(groups, self._totals))
 
-    def share_of(self, groups: Sequence[rollout_pb2.Group], totals: StepTotals) -> RowShare:
+    def share_of(self, groups: Sequence[rollout_pb2.Group], totals: StepTotals) -> RowShard:
         """This rank's share of groups that every rank has. Raises BadGroup."""
         return self._shares.of(groups, totals, self.vocabulary)
 
     def add_share(
         self,
-        share: RowShare,
+        share: RowShard,
         around_last_row: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Adds the gradients of this rank's rows; of a sharded replica all ranks call it, each with

@@ -9,7 +9,7 @@ from paceline.ids import Step
 from paceline.v1 import rollout_pb2
 from policy_worker.objectives.batch import BadGroup, Ints, StepTotals, decode
 from policy_worker.objectives.columns import trained_by_sequence
-from policy_worker.rows.row_shares import RowShare
+from policy_worker.rows.row_shards import RowShard
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.stats import Stats, measure
 
@@ -50,7 +50,7 @@ def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) 
 
 
 def _one_row_a_group(
-    gradients: Gradients, share: RowShare, row: Ints, error: torch.OutOfMemoryError
+    gradients: Gradients, share: RowShard, row: Ints, error: torch.OutOfMemoryError
 ) -> list[Ints]:
     """The groups of ``row``, which does not fit into memory, in rows of their own. Raises BadGroup
     if it is one already, and ReplicaBroken if other ranks wait for this one."""

@@ -35,7 +35,7 @@ from paceline.weights.link_messages import (
     send_record,
 )
 from paceline.weights.tensor_checksum import weights_digest
-from paceline.weights.weight_manifest import WeightShare
+from paceline.weights.weight_manifest import WeightShard
 from paceline.weights.weight_sending import announce
 from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import StagedWeights
@@ -136,7 +136,7 @@ def half_sender(args: argparse.Namespace) -> None:
 
 
 def half_source(args: argparse.Namespace) -> None:
-    share = WeightShare(*args.share)
+    share = WeightShard(*args.share)
     say(joins=args.epoch)
     mesh = ProcessMesh.form(
         url=args.url,

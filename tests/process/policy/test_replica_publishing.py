@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.weights.weight_manifest import Manifest, WeightShare
+from paceline.weights.weight_manifest import Manifest, WeightShard
 from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
 from tests.fixtures.train_states import tiny_config
@@ -101,7 +101,7 @@ def test_two_ranks_publish_the_weights_that_they_train(
         replica.asks(links=[2])
         sent = replica.asks(step=True, publish=3)["sent"]
         receiving.gets(3, replica.weights(3))
-        own = WeightShare(0, 2).size_bytes(manifest)
+        own = WeightShard(0, 2).size_bytes(manifest)
         assert own < 0.6 * manifest.total_bytes
         assert sent <= 3 * own, "the other half came from the other rank"
         assert receiving.errors.empty()
@@ -126,7 +126,7 @@ def test_a_rank_that_fails_in_a_bucket_costs_a_link_and_another_replica_sends_th
         assert receiving.staged.empty()
         begun = receiving.receiver._reception.begun
         assert begun is not None
-        held, of_failed = (begun.held_of(WeightShare(source, 2))[0] for source in (0, 1))
+        held, of_failed = (begun.held_of(WeightShard(source, 2))[0] for source in (0, 1))
         assert len(of_failed) == 3
         other.asks(links=[2])
         receiving.links(2)
@@ -134,7 +134,7 @@ def test_a_rank_that_fails_in_a_bucket_costs_a_link_and_another_replica_sends_th
         receiving.gets(1, weights)
         manifest = Manifest.of(weights.items(), bucket_bytes=BUCKET_BYTES)
         layout = torch.empty(manifest.total_bytes, device="meta")
-        missing = [i for i in WeightShare(0, 2).buckets(manifest) if i not in held]
+        missing = [i for i in WeightShard(0, 2).buckets(manifest) if i not in held]
         size = sum(manifest.bucket(layout, i).numel() for i in missing)
         until(lambda: other.asks()["sent"] == size)
         # Counted once the receiver has acknowledged, maybe after the bytes.

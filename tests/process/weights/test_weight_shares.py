@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
 from paceline.weights import weight_link, weight_transfer
-from paceline.weights.weight_manifest import Manifest, WeightShare
+from paceline.weights.weight_manifest import Manifest, WeightShard
 from paceline.weights.weight_snapshot import WeightSnapshot
 from policy_worker.publisher import WeightPublisher
 from testbed.workers import weight_link_peer
@@ -37,7 +37,7 @@ class Replica:
                 run_id=run_id,
                 device=CPU,
                 bucket_bytes=SHARED_BUCKET_BYTES,
-                share=WeightShare(source, sources),
+                share=WeightShard(source, sources),
                 on_link_error=lambda epoch, detail: self.errors.put(epoch),
             )
             for source in range(sources)
@@ -178,7 +178,7 @@ def test_a_source_that_fails_in_the_middle_of_a_bucket_is_noticed_and_the_rest_c
     replica.publish(1, named)
     assert weight_link_peer.next_line(half) == {"sent": "half"}
     manifest = manifest_of(named)
-    mine = len(WeightShare(0, 2).buckets(manifest))
+    mine = len(WeightShard(0, 2).buckets(manifest))
     until(lambda: receiving.buckets == mine + 1)
     half.send_signal(fault)
     epoch, detail = receiving.failure()
@@ -192,7 +192,7 @@ def test_a_source_that_fails_in_the_middle_of_a_bucket_is_noticed_and_the_rest_c
     other.set_links(link(2))
     receiving.receiver.set_link(link(2))
     receiving.gets(1, named)
-    missing = [i for i in WeightShare(1, 2).buckets(manifest) if i != 1]
+    missing = [i for i in WeightShard(1, 2).buckets(manifest) if i != 1]
     sizes = [manifest.bucket(torch.empty(manifest.total_bytes, device="meta"), i) for i in missing]
     until(lambda: sum(other.sent()) == sum(bucket.numel() for bucket in sizes))
 
@@ -246,7 +246,7 @@ def test_what_a_broken_link_brought_of_other_weights_is_not_kept(sharing: Sharin
     sharing.join(replica, 1)
     assert weight_link_peer.next_line(half) == {"sent": "half"}
     manifest = manifest_of(lost)
-    until(lambda: sharing.receiving.buckets == len(WeightShare(0, 2).buckets(manifest)) + 1)
+    until(lambda: sharing.receiving.buckets == len(WeightShard(0, 2).buckets(manifest)) + 1)
     half.kill()
     assert sharing.receiving.failure()[0] == 1
     other = sharing.replica(2)

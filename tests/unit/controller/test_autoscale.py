@@ -20,7 +20,7 @@ from controller.fleet.autoscale_policy import (
     propose,
     waiting,
 )
-from controller.fleet.flow_shares import FlowAverage
+from controller.fleet.flow_fractions import FlowAverage
 from controller.fleet_loops import Autoscaling
 from controller.ledger import decisions as cmd
 from paceline.v1 import worker_pb2

@@ -13,7 +13,7 @@ from controller.diagnosis.bottleneck import (
     reports_of,
     shares_of,
 )
-from controller.fleet.flow_shares import FlowAverage, FlowShares
+from controller.fleet.flow_fractions import FlowAverage, FlowFractions
 from controller.fleet_loops import Autoscaling
 from paceline.config.sections.workers import FleetConfig
 from paceline.v1 import worker_pb2
@@ -30,7 +30,7 @@ NO_ENGINE = ("engine", "slots", "sample", "reward", "generation")
 def starved(shares: dict[str, float] | None = None, **changes: Any) -> Pace:
     """Trainers that wait for groups most of the time."""
     usual = {"step_s": 2.0, "wait_s": 1.6, "compute_s": 0.3, "generate_s": 1.0, "reward_s": 0.1}
-    return Pace(**{**usual, **changes}, shares=FlowShares(**shares or {}))
+    return Pace(**{**usual, **changes}, shares=FlowFractions(**shares or {}))
 
 
 def recorded(shares: dict[str, float] | None = None, **changes: Any) -> Pace:
@@ -140,7 +140,7 @@ def leader_of(run: Driven, **gauges: float) -> Any:
     )
 
 
-def shares(run: Driven, **gauges: float) -> FlowShares:
+def shares(run: Driven, **gauges: float) -> FlowFractions:
     return shares_of(run.state, reports_of(leader_of(run, **gauges), run.state))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.weights.weight_manifest import Manifest, WeightShare
+from paceline.weights.weight_manifest import Manifest, WeightShard
 from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
 from policy_worker.ranks.share_exchange import Extent, ShareExchange
 
@@ -93,13 +93,13 @@ def shares_of(named: dict[str, Tensor], size: int, wire: WireDtype) -> tuple[lis
     # As the ranks get them from one another.
     extents = json.loads(json.dumps([[extent for _, extent in row] for row in sliced]))
     flats = [
-        torch.zeros(WeightShare(rank, size).size_bytes(manifest), dtype=torch.uint8)
+        torch.zeros(WeightShard(rank, size).size_bytes(manifest), dtype=torch.uint8)
         for rank in range(size)
     ]
     ranks = Ranks(size)
 
     def work(rank: int) -> None:
-        exchange = ShareExchange(manifest, WeightShare(rank, size), extents)
+        exchange = ShareExchange(manifest, WeightShard(rank, size), extents)
         exchange.fill(flats[rank], [local for local, _ in sliced[rank]], _of(ranks, rank))
 
     ranks.run(work)
@@ -119,7 +119,7 @@ def test_shares_are_the_buckets_of_the_whole(size: int, wire: WireDtype) -> None
     flats, ranks = shares_of(named, size, wire)
     held = []
     for rank, flat in enumerate(flats):
-        share = WeightShare(rank, size)
+        share = WeightShard(rank, size)
         for index in share.buckets(whole.manifest):
             held.append(index)
             assert torch.equal(share.bucket(whole.manifest, flat, index), whole.bucket(index))
@@ -140,10 +140,10 @@ def test_more_ranks_than_buckets_leave_some_with_nothing() -> None:
 def test_slices_that_are_not_exactly_the_weight_are_refused(extents: list[Extent]) -> None:
     manifest = Manifest.of([("w", torch.ones(10))], bucket_bytes=64)
     with pytest.raises(ValueError, match="slices of w leave a gap or overlap"):
-        ShareExchange(manifest, WeightShare(0, 2), [[extent] for extent in extents])
+        ShareExchange(manifest, WeightShard(0, 2), [[extent] for extent in extents])
 
 
 def test_buckets_that_cut_through_elements_are_refused() -> None:
     manifest = Manifest.of([("w", torch.ones(10))], bucket_bytes=100)
     with pytest.raises(ValueError, match="no multiple of 8"):
-        ShareExchange(manifest, WeightShare(), [[(0, 10)]])
+        ShareExchange(manifest, WeightShard(), [[(0, 10)]])

@@ -48,7 +48,7 @@ Fetch = Callable[[Sequence[GroupKey]], Payloads | None]
 
 
 @dataclass(frozen=True, slots=True)
-class RowShare:
+class RowShard:
     """One rank's part of some groups."""
 
     keys: tuple[GroupKey, ...]
@@ -73,7 +73,7 @@ class RowShare:
 
 
 @dataclass(eq=False)
-class RowShares:
+class RowShards:
     """Shares of one rank of ``replica``."""
 
     objective: Objective
@@ -82,7 +82,7 @@ class RowShares:
 
     def take(
         self, accepted: Sequence[AcceptedGroup], totals: StepTotals, vocabulary: int, fetch: Fetch
-    ) -> RowShare:
+    ) -> RowShard:
         """Collective, with the same groups on all ranks. Reads and checks what this rank's rows
         need, in rounds that all ranks enter in the same order:
 
@@ -120,7 +120,7 @@ class RowShares:
 
     def of(
         self, groups: Sequence[rollout_pb2.Group], totals: StepTotals, vocabulary: int
-    ) -> RowShare:
+    ) -> RowShard:
         """The share of groups that every rank has. Raises BadGroup if one contradicts itself."""
         keys = [AcceptedGroup(key_of(group)) for group in groups]
         held = _Held(keys, self.objective, totals, vocabulary)
@@ -168,11 +168,11 @@ class RowShares:
         dealt: Sequence[Sequence[Ints]],
         trained: int,
         owned: Collection[int],
-    ) -> RowShare:
+    ) -> RowShard:
         here = dealt[self.replica.rank]
         rows = [held.local(row) for row in here]
         last = next((rows[-1] for rows in (here, *reversed(dealt)) if rows), None)
-        return RowShare(
+        return RowShard(
             keys=tuple(group.key for group in held.accepted),
             groups=[*held.groups.values()],
             batch=held.batch,

@@ -11,7 +11,7 @@ AVERAGED_STEPS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class FlowShares:
+class FlowFractions:
     occupancy: float = 0.0  # Slots of the engines that are in use. 0 to 1.
     idle: float = 0.0  # Engines that generate nothing. 0 to 1.
     closed: float = 0.0
@@ -29,7 +29,7 @@ class FlowShares:
 
 @dataclass(slots=True)
 class FlowAverage:
-    mean: FlowShares = FlowShares()
+    mean: FlowFractions = FlowFractions()
     _steps: float = 0.0  # Commits so far, forgotten as the shares are
     _sums: dict[str, float] = field(default_factory=dict)
     weight: float = 0.0  # Weight of all samples so far; near 1 once the average has been filled
@@ -47,15 +47,15 @@ class FlowAverage:
         """Mean of step_s or of a time_*_s of the last steps; 0: not measured."""
         return self._sums.get(name, 0.0) / self._steps if self._steps else 0.0
 
-    def add(self, sample: FlowShares, elapsed_s: float, step_s: float) -> None:
+    def add(self, sample: FlowFractions, elapsed_s: float, step_s: float) -> None:
         part = min(1.0, elapsed_s / max(AVERAGED_S, AVERAGED_STEPS * step_s))
         self.weight += part * (1.0 - self.weight)
         # As if it had begun with the first sample, not with zeros.
         share = part / self.weight if self.weight else 1.0
-        self.mean = FlowShares(
+        self.mean = FlowFractions(
             **{
                 f.name: (before := getattr(self.mean, f.name))
                 + share * (getattr(sample, f.name) - before)
-                for f in fields(FlowShares)
+                for f in fields(FlowFractions)
             }
         )

@@ -15,7 +15,7 @@ from paceline.payloads.store import encode
 from policy_worker.objectives.batch import BadGroup, StepTotals
 from policy_worker.objectives.load import load_objective
 from policy_worker.rows.group_reading import AcceptedGroup
-from policy_worker.rows.row_shares import RowShare, RowShares, deal_rows, wanted_groups
+from policy_worker.rows.row_shards import RowShard, RowShards, deal_rows, wanted_groups
 from testbed.patience import patient
 from tests.fixtures.group_meta import submitted
 from tests.fixtures.policy_models import make_config, random_groups
@@ -56,13 +56,13 @@ class Reading:
         self.read: list[list[str]] = [[] for _ in range(ranks)]
         self.fetch: dict[int, Callable[[Any], Any]] = {}
 
-    def take(self, limit: int, train: dict[str, Any] | None = None) -> list[RowShare | Exception]:
+    def take(self, limit: int, train: dict[str, Any] | None = None) -> list[RowShard | Exception]:
         """The share of each rank, or its error. ``limit``: tokens of a row."""
         ranks = Ranks(len(self.read))
         config = make_config(train={"tokens_per_microbatch": limit, **(train or {})})
 
-        def one(rank: int) -> RowShare | Exception:
-            shares = RowShares(load_objective(config), config, Rank(ranks, rank))  # type: ignore[arg-type]
+        def one(rank: int) -> RowShard | Exception:
+            shares = RowShards(load_objective(config), config, Rank(ranks, rank))  # type: ignore[arg-type]
             try:
                 return shares.take(
                     self.accepted, TOTALS, 1000, lambda keys: self._fetch(rank, keys)
