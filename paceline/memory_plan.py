@@ -68,9 +68,6 @@ class ProcessPlan:
     host: dict[str, int]
     changes: tuple[str, ...]
 
-    def fits(self, gpu: Gpu) -> bool:
-        return sum(self.gpu.values()) <= gpu.bytes * RESERVE
-
 
 def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
     """Plans of a policy rank and, unless the data is recorded, of a rollout worker. Other models
@@ -80,13 +77,13 @@ def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
 
 def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
     """Each process that does not fit, and its remedy."""
+    room = gpu.bytes * RESERVE
     for plan in plans:
-        if not plan.fits(gpu):
-            part, most = max(plan.gpu.items(), key=lambda item: item[1])
+        if (needed := sum(plan.gpu.values())) > room:
+            part = max(plan.gpu, key=plan.gpu.__getitem__)
             yield (
-                f"a {plan.name} needs {sum(plan.gpu.values()) / GIB:.1f} GiB, and {gpu.name} has "
-                f"{gpu.bytes * RESERVE / GIB:.1f} GiB to give; the largest part is {part}, "
-                f"{most / GIB:.1f} GiB",
+                f"a {plan.name} needs {needed / GIB:.1f} GiB, and {gpu.name} has {room / GIB:.1f} "
+                f"GiB to give; the largest part is {part}, {plan.gpu[part] / GIB:.1f} GiB",
                 "Change one of: " + "; ".join(plan.changes),
             )
 
