@@ -404,6 +404,7 @@ class PolicyWorker:
             weights_digest=self.trainer.digest(),
             stats=stats.messages(),
             wait_s=PLAN_WAIT_S,
+            term=plan.term,
         )
         while True:
             reply = self.control.call(

@@ -102,6 +102,7 @@ def plan_of(
         oldest_step=oldest_step(state, step.step),
         lr=step.settings.lr,
         checkpoint=step.step % state.run.checkpoint_every == 0,
+        term=step.term,
     )
     return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
 
@@ -142,6 +143,7 @@ async def vote(
         MeshEpoch(request.mesh_epoch),
         request.weights_digest,
         check_stats(request.stats),
+        request.term,
     )
     while True:
         seen = leader.long_polls[Topic.VOTE].turn

@@ -90,7 +90,7 @@ class MeshEnd(StrEnum):
     PEER_ERROR = "peer_error"  # a member reported a failed collective
     MEMBER_DIED = "member_died"  # a member left the fleet
     DIVERGED = "diverged"  # the members' weights were not equal
-    LOST_COMMIT = "lost_commit"  # a member holds a version whose commit Redis has lost
+    LOST_COMMIT = "lost_commit"  # a member has what Redis lost with the end of the journal
     MEMBERSHIP = "membership"  # a replica joins or leaves between two steps
     GROUP_LEFT_OUT = "group_left_out"  # a group left the step: the gradients start over
 
@@ -104,7 +104,7 @@ NOTICED: dict[DeathCause | MeshEnd, str] = {
     MeshEnd.PEER_ERROR: "a member reported a failed collective",
     MeshEnd.MEMBER_DIED: "a member was declared dead",
     MeshEnd.DIVERGED: "the members' weights were not equal",
-    MeshEnd.LOST_COMMIT: "a member held a version whose commit is lost",
+    MeshEnd.LOST_COMMIT: "a member had what the journal has lost: a version, or a step's groups",
     MeshEnd.GROUP_LEFT_OUT: "a member could not train a group, or died with it too often",
 }  # Evidence of a fault in words
 

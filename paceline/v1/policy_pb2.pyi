@@ -60,7 +60,7 @@ class PlanRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step", "groups", "total_samples", "reward_sum", "reward_squares", "within_squares", "lr", "checkpoint")
+    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step", "groups", "total_samples", "reward_sum", "reward_squares", "within_squares", "lr", "checkpoint", "term")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class StepPlan(_message.Message):
     WITHIN_SQUARES_FIELD_NUMBER: _ClassVar[int]
     LR_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     step: int
     mesh_epoch: int
     version: int
@@ -99,7 +100,8 @@ class StepPlan(_message.Message):
     within_squares: float
     lr: float
     checkpoint: bool
-    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ..., total_samples: _Optional[int] = ..., reward_sum: _Optional[float] = ..., reward_squares: _Optional[float] = ..., within_squares: _Optional[float] = ..., lr: _Optional[float] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
+    term: int
+    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ..., total_samples: _Optional[int] = ..., reward_sum: _Optional[float] = ..., reward_squares: _Optional[float] = ..., within_squares: _Optional[float] = ..., lr: _Optional[float] = ..., checkpoint: _Optional[bool] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PlannedGroup(_message.Message):
     __slots__ = ("tokens", "sequences", "suspect", "digest", "prompt_tokens", "lengths")
@@ -179,7 +181,7 @@ class HeldOutRecorded(_message.Message):
     def __init__(self) -> None: ...
 
 class VoteRequest(_message.Message):
-    __slots__ = ("caller", "step", "mesh_epoch", "weights_digest", "stats", "wait_s")
+    __slots__ = ("caller", "step", "mesh_epoch", "weights_digest", "stats", "wait_s", "term")
     class StatsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -193,13 +195,15 @@ class VoteRequest(_message.Message):
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     step: int
     mesh_epoch: int
     weights_digest: str
     stats: _containers.MessageMap[str, _common_pb2.Stat]
     wait_s: float
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., weights_digest: _Optional[str] = ..., stats: _Optional[_Mapping[str, _common_pb2.Stat]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    term: int
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., weights_digest: _Optional[str] = ..., stats: _Optional[_Mapping[str, _common_pb2.Stat]] = ..., wait_s: _Optional[float] = ..., term: _Optional[int] = ...) -> None: ...
 
 class VoteReply(_message.Message):
     __slots__ = ("outcome", "version")

@@ -90,6 +90,8 @@ class Oracle:
         self.ledger = Ledger(checked=checked)
         self.totals = Totals()
         self.term = 0
+        self.opened_in: dict[int, int] = {}
+        """The term that opened each step last."""
         self.versions: dict[int, int] = {0: 0}
         """Step that a version stands after."""
         self.states: dict[int, str] = {0: "initial"}
@@ -484,6 +486,7 @@ class Oracle:
             if list(e.groups) != ready[: len(e.groups)]:
                 raise Violation(f"step {e.step} took {e.groups}, the oldest leases are {ready}")
             self.spec_of[e.step] = self.spec
+        self.opened_in[e.step] = self.term
         self.open, self.votes, self.shards, self.trials = e, {}, dict(e.shards), {}
 
     def _on_StepResharded(self, e: ev.StepResharded) -> None:
@@ -570,8 +573,8 @@ class Oracle:
         opened = self.open
         if opened is None or (opened.step, opened.version) != (plan.step, plan.version):
             return
-        if plan.mesh_epoch < opened.mesh_epoch:
-            return  # it comes late: a group has left the step since
+        if plan.mesh_epoch < opened.mesh_epoch or plan.term != self.opened_in[plan.step]:
+            return  # it comes late: a group has left the step since, or the opening was lost
         groups = [self._ages(self.accepted[t].group, plan.step) for t in opened.groups]
         if not all(groups):
             return
@@ -634,6 +637,10 @@ class Oracle:
             # Epochs of a lost tail are counted again.
             and not (self._void_term and reply.outcome == policy_pb2.OUTCOME_RETRY)
         ):
+            if request.term != self.opened_in[request.step] and (
+                reply.outcome == policy_pb2.OUTCOME_COMMITTED
+            ):
+                raise Violation(f"{who} has committed groups that step {request.step} lost")
             ballot = (request.step, request.mesh_epoch)
             self._same(("vote", *who, *ballot), (reply.outcome, reply.version))
 

@@ -271,6 +271,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
             weights_digest=self.state,
             stats={"loss": common_pb2.Stat(sum=1.0, weight=1.0, max=1.0)},
             wait_s=WAIT_S,
+            term=plan.term,
         )
         while True:
             result = await self.call(policy_service.vote, request, wait_s=WAIT_S)

@@ -390,6 +390,7 @@ class FakePolicy(FakeWorker):
                     weights_digest=f"v{plan.version}",
                     stats=stats,
                     wait_s=5.0,
+                    term=plan.term,
                 ),
                 None,
             )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import CommandRefused, Decider, of_worker
 from controller.ledger.decisions.links import send_again
-from controller.ledger.decisions.mesh import mend_mesh
+from controller.ledger.decisions.mesh import lose_member, mend_mesh
 from controller.ledger.enums import Phase, Role, VoteOutcome
 from controller.ledger.specs import StatValue, StepSettings
 from controller.ledger.state.fleet import Mesh, Worker
@@ -80,15 +80,23 @@ def vote(
     mesh_epoch: MeshEpoch,
     digest: str,
     stats: Mapping[str, StatValue],
+    term: int = 0,
 ) -> VoteResult:
-    """A replica holds the reduced gradients of the step, on weights of ``digest``. Idempotent by
-    (step, mesh_epoch)."""
+    """A replica holds the reduced gradients of the step that ``term`` opened (0: not known), on
+    weights of ``digest``. Idempotent by (step, mesh_epoch)."""
     s = d.state
     commit = s.steps.committed(step_number, mesh_epoch)
     if commit is not None and worker.who in commit.members:
         return VoteResult(VoteOutcome.COMMITTED, commit.version)
     mesh, step = s.fleet.mesh, attempt_at(s, worker, step_number, mesh_epoch)
     if mesh is None or step is None:
+        return VoteResult(VoteOutcome.RETRY)
+    if term != step.term and 0 not in (term, step.term):
+        # The journal has lost that opening, and the step has other groups now. Gradients of both
+        # may be mixed.
+        detail = f"{worker.worker_id} votes for step {step.step} as term {term} opened it"
+        lose_member(d, MeshEnd.LOST_COMMIT, detail)
+        d.settle_fleet(now)
         return VoteResult(VoteOutcome.RETRY)
     if worker.worker_id in step.votes:
         return VoteResult(VoteOutcome.PENDING)

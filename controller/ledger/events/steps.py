@@ -23,7 +23,7 @@ class StepOpened(StepSpec, Event):
     def apply(self, s: State) -> None:
         kept = set(s.steps.replay.pop(self.step, ()))
         s.tasks.move_all((x for x in self.groups if x not in kept), TaskState.IN_STEP)
-        s.steps.open = OpenStep(**values(StepSpec, self))
+        s.steps.open = OpenStep(**values(StepSpec, self), term=s.term)
 
 
 @event(

@@ -24,6 +24,8 @@ class OpenStep(StepSpec):
     votes: dict[str, Vote] = field(default_factory=dict)
     trials: dict[str, TaskId] = field(default_factory=dict)
     """Suspect group that a member computes by itself, by worker id; "" after its last one."""
+    term: int = 0
+    """The term that opened it. 0: it is from a snapshot of a release that kept none."""
 
     def shard(self, worker_id: str) -> tuple[TaskId, ...]:
         return tuple(self.groups[i] for i in self.shards.get(worker_id, ()))

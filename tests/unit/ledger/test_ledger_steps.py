@@ -59,6 +59,21 @@ def test_a_late_vote_for_a_committed_step_gets_committed_after_a_failover() -> N
     assert run.vote("p2", **late).outcome == "retry"
 
 
+def test_a_vote_for_groups_that_the_journal_lost_with_the_opening_is_no_vote() -> None:
+    """A later term has opened the step anew, in the same epoch and with other groups."""
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    step, epoch = run.state.steps.open, run.state.fleet.mesh_epoch
+    assert step.term == run.state.term
+    assert run.vote("p0", term=step.term + 7).outcome == "retry"
+    assert run.names()[0] == "MeshBroken" and run.state.fleet.mesh_epoch > epoch
+    assert run.state.steps.open.groups == step.groups, "the others may have mixed theirs in"
+    run.failover()
+    for name in ("p0", "p1"):
+        run.vote(name, term=step.term)
+    assert run.state.versions.step == 1, "the term that opened it, not the one that leads"
+
+
 def test_a_vote_of_an_earlier_epoch_gets_retry() -> None:
     run = fleet("p0", "p1", "p2")
     run.fill("r0", 4)
