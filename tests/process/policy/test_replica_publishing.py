@@ -15,7 +15,7 @@ from paceline.weights.weight_manifest import Manifest, WeightShard
 from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
 from tests.fixtures.train_states import tiny_config
-from tests.fixtures.weight_links import ReceivingEnd, link, until
+from tests.fixtures.weight_links import ReceivingEnd, link
 
 BUCKET_BYTES = 1024
 STALL_S = 10.0
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 class Replica:
     """A process of two ranks, with their weights in ``folder``."""
 
-    def __init__(self, folder: Path, url: str, **options: Any) -> None:
+    def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
         model = tiny_config(folder).model_dump_json()
@@ -37,12 +37,10 @@ class Replica:
             url=url,
             run_dir=str(folder),
             bucket_bytes=BUCKET_BYTES,
-            **options,
         )
 
     def asks(self, **line: Any) -> dict[str, int]:
-        """Has rank 0 do it; returns the bytes that it has sent so far, and transfers that went
-        on."""
+        """Has rank 0 do it; returns the bytes that it has sent so far."""
         process: subprocess.Popen[str] = self.process
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(line) + "\n")
@@ -109,36 +107,3 @@ def test_two_ranks_publish_the_weights_that_they_train(
         assert replica.process.returncode == 0, err
     finally:
         replica.close()
-
-
-def test_a_rank_that_fails_in_a_bucket_costs_a_link_and_another_replica_sends_the_rest(
-    tmp_path: Path, url: str, receiving: Receiving
-) -> None:
-    """One that is stopped: test_weight_shares.py, test_outside_ranks.py."""
-    replica = Replica(tmp_path / "failing", url, fails="SIGKILL", fails_at=4)
-    other = Replica(tmp_path / "other", url)
-    try:
-        replica.asks(links=[1], publish=1)
-        other.asks(publish=1)
-        receiving.links(1)
-        assert receiving.failure()[0] == 1
-        assert replica.process.wait(60) == -9, "a replica dies as one"
-        assert receiving.staged.empty()
-        begun = receiving.receiver._reception.begun
-        assert begun is not None
-        held, of_failed = (begun.held_of(WeightShard(source, 2))[0] for source in (0, 1))
-        assert len(of_failed) == 3
-        other.asks(links=[2])
-        receiving.links(2)
-        weights = other.weights(1)
-        receiving.gets(1, weights)
-        manifest = Manifest.of(weights.items(), bucket_bytes=BUCKET_BYTES)
-        layout = torch.empty(manifest.total_bytes, device="meta")
-        missing = [i for i in WeightShard(0, 2).buckets(manifest) if i not in held]
-        size = sum(manifest.bucket(layout, i).numel() for i in missing)
-        until(lambda: other.asks()["sent"] == size)
-        # Counted once the receiver has acknowledged, maybe after the bytes.
-        until(lambda: other.asks()["resumed"] == (len(held) > 0))
-    finally:
-        replica.close()
-        other.close()

@@ -1,15 +1,9 @@
 """Real training by replicas of two ranks: the same as by one rank, alone and in an elastic mesh."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
-import tomli_w
 import torch
 from safetensors.torch import load_file
 
@@ -18,9 +12,7 @@ from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
 from policy_worker.checkpoint.export import export
 from testbed.patience import patient
 from testbed.redis.redis_process import throwaway_redis
-from tests.fakes.policy_controller import SmallController
 from tests.fixtures import ranks
-from tests.fixtures.rank_scenarios.steps import groups_of
 from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config, tiny_state
 
 STEPS = 3
@@ -158,44 +150,6 @@ def test_export_from_two_ranks_equals_the_gathered_weights(folder, by_two, tmp_p
     assert_same_bits(load_file(out / "model.safetensors"), _weights(folder / "two", "trained"))
 
 
-def test_death_of_one_rank_costs_its_replica_and_not_the_step(folder, config, runs, tmp_path):
-    """Real workers: rank 1 of policy-1 is killed as its replica votes; policy-0 trains its
-    groups."""
-    toml = tmp_path / "run.toml"
-    toml.write_text(_toml(config) + "[fleet]\npolicy_ranks = 2\n")
-    with throwaway_redis(folder / "redis") as url:
-        steps = [groups_of(step) for step in range(1, STEPS + 1)]
-        every = config.train.model_copy(update={"checkpoint_every": STEPS})
-        controller = SmallController(url, str(tmp_path), steps, 2, every)
-        workers = [_start_worker(toml, controller.address, f"policy-{i}") for i in range(2)]
-        victims: list[psutil.Process] = []
-        seconds: list[float] = []
-
-        def kill(name: str, step: int) -> None:
-            if (name, step) == ("policy-1", 2) and not victims:
-                victims.extend(psutil.Process(workers[1].pid).children())
-                begun = time.monotonic()
-                victims[0].kill()
-                assert workers[1].wait(patient(60)) == -signal.SIGKILL, "as its rank: killed"
-                seconds.append(time.monotonic() - begun)
-                raise ConnectionResetError("the voter is dead")
-
-        controller.on_vote = kill
-        assert workers[0].wait(patient(150)) == 0
-        controller.end()
-    assert len(victims) == 1
-    assert not victims[0].is_running()
-    assert seconds[0] < 3
-    assert controller.deaths[0] == "policy-1"
-    assert controller.step == STEPS
-    assert all(len(digests) == 1 for digests in controller.digests.values())
-    # All of step 2's groups are in it, each once: the weights are those of the undisturbed run.
-    state = tiny_state(config)
-    Checkpointer(tmp_path, config).restore(state, controller.checkpoint)
-    assert state.step == STEPS
-    _assert_close(_weights(folder / "one", "trained"), dict(state.named_weights()))
-
-
 def test_two_ranks_train_a_critic_as_one_does(by_two, critic_config, tmp_path):
     """Its head has one row, so one rank stores none of it; the moments are sums over both. In two
     of the three steps the policy rests: its slices must stay slices though no backward pass comes.
@@ -212,20 +166,6 @@ def test_two_ranks_train_a_critic_as_one_does(by_two, critic_config, tmp_path):
         Checkpointer(tmp_path, critic_config).restore(states[-1], found["checkpoint"])
     _assert_close(*(dict(state.named_weights()) for state in states))
     assert states[0].parts["critic"].score.weight.any()
-
-
-def _toml(config) -> str:
-    settings = config.model_dump(mode="json", exclude_unset=True)
-    settings["train"]["checkpoint_every"] = STEPS
-    return tomli_w.dumps(settings)
-
-
-def _start_worker(toml, address, worker_id) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "policy_worker", str(toml)]
-    with toml.with_name(f"{worker_id}.log").open("wb") as log:
-        return subprocess.Popen(
-            [*command, "--controllers", address, "--id", worker_id], cwd=ranks.ROOT, stderr=log
-        )
 
 
 def _made(folder) -> str:

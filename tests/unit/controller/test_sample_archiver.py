@@ -170,6 +170,7 @@ def held_kb() -> float:
     return float(tracemalloc.get_traced_memory()[0] + pyarrow.total_allocated_bytes()) / 1024
 
 
+@pytest.mark.heavy
 async def test_the_archive_keeps_no_memory_of_the_steps_that_it_has_written(tmp_path: Path) -> None:
     """In kB of live objects a step, over twenty flushes after ten in which libraries fill.
 

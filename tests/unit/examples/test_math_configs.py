@@ -97,6 +97,7 @@ def test_a_configuration_fits_the_gpus_that_it_names(
 
 
 @needs_vllm
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_config_check_accepts_a_configuration(
     name: str, home_directory: Path, monkeypatch: pytest.MonkeyPatch
