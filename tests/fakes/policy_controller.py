@@ -101,11 +101,6 @@ class SmallController(Peer):
     def version(self) -> int:
         return int(self.driven.state.versions.version)
 
-    @property
-    def checkpoint(self) -> str:
-        """Directory of the newest that was recorded."""
-        return str(self.driven.state.versions.checkpoint.path)
-
     def wait(self, done: Callable[[], bool], timeout_s: float = 100.0) -> None:
         async def wait() -> None:
             async with self._changed:

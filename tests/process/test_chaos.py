@@ -1,7 +1,6 @@
 """``testbed.faults.chaos``: repeatable, and never a process that is not the run's own."""
 
 import itertools
-import json
 import signal
 import subprocess
 import sys
@@ -13,9 +12,7 @@ import psutil
 import pytest
 
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from testbed.faults.fault_schedule import Fault, Mayhem, Target, pick, plan, send, targets
-from testbed.fleets.local_run import ROOT
-from testbed.patience import patient
+from testbed.faults.fault_schedule import Fault, Mayhem, Target, plan, send, targets
 
 
 @pytest.fixture
@@ -33,11 +30,6 @@ def record_of(run_dir: Path, **ids: ProcessId) -> None:
     for name, identity in ids.items():
         record.processes.append(ProcessRecord(name, "rollout", "log", ids=[identity]))
     record.write(run_dir)
-
-
-def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "testbed.faults.chaos", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(120))
 
 
 def test_a_seed_gives_the_same_schedule_and_another_seed_another() -> None:
@@ -81,20 +73,3 @@ def test_what_was_stopped_goes_on_even_when_chaos_is_cut_short(
     assert any(stopped)
     assert process.status() != psutil.STATUS_STOPPED
     assert [d["signal"] for d in mayhem.done] == ["SIGSTOP"]
-
-
-def test_a_fault_picks_by_rank_and_everyone_means_everyone() -> None:
-    found = [Target(f"rollout-{i}", ProcessId(i, 0.0)) for i in range(3)]
-    assert pick(found, Fault(0, "rollout", 0.99, 0.0, False)) == found[2:]
-    assert pick(found, Fault(0, "rollout", 0.0, 0.0, True)) == found
-    assert pick([], Fault(0, "rollout", 0.5, 0.0, False)) == []
-
-
-def test_a_dry_run_prints_the_schedule_and_needs_no_fleet(tmp_path: Path) -> None:
-    shown = chaos("--run-dir", str(tmp_path), "--seed", "3", "--dry-run")
-    assert shown.returncode == 0
-    assert len(shown.stdout.splitlines()) == len(plan(3, 1.0))
-    as_json = chaos("--run-dir", str(tmp_path), "--seed", "3", "--dry-run", "--json")
-    assert len(json.loads(as_json.stdout)["faults"]) == len(plan(3, 1.0))
-    refused = chaos("--run-dir", str(tmp_path), "--seed", "3")
-    assert refused.returncode == 2 and "no `paceline up` runs" in refused.stderr
