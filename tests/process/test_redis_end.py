@@ -29,23 +29,33 @@ class Recorder:
         self.told.put_nowait(request)
 
 
+async def fault_of(identity: ProcessId, run_dir: Path) -> Any:
+    """What the controllers are told of the end of that Redis."""
+    control = Recorder()
+    reports = FaultReports(control)  # type: ignore[arg-type]
+    await reports.await_redis(identity, redis_log(run_dir))
+    fault = await control.told.get()
+    await reports.settle(60.0)
+    return fault
+
+
+async def killed(run_dir: Path) -> ProcessId:
+    """A server that this process has started, and that was killed."""
+    identity = ProcessId.of(ensure_redis(run_dir, RedisConfig()).pid or 0)
+    os.kill(identity.pid, signal.SIGKILL)
+    await until_gone(identity)
+    return identity
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a recorded warning would hold the child
 async def test_a_redis_that_was_killed_is_said_to_be_though_another_process_starts(
     tmp_path: Path,
 ) -> None:
-    pid = ensure_redis(tmp_path, RedisConfig()).pid
-    assert pid is not None
-    identity = ProcessId.of(pid)
-    os.kill(pid, signal.SIGKILL)
-    await until_gone(identity)
+    identity = await killed(tmp_path)
     other = await asyncio.create_subprocess_exec("true")  # it reaps children that nobody holds
     assert await other.wait() == 0
-    control = Recorder()
-    reports = FaultReports(control)  # type: ignore[arg-type]
-    await reports.await_redis(identity, redis_log(tmp_path))
-    fault = await control.told.get()
-    assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
-    await reports.settle(60.0)
+    fault = await fault_of(identity, tmp_path)
+    assert (fault.name, fault.pid, fault.cause) == ("redis", identity.pid, "killed")
 
 
 async def test_a_redis_that_was_killed_is_said_to_be_though_its_successor_runs_already(
@@ -53,20 +63,11 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_its_successor_runs_a
 ) -> None:
     """On a busy machine the launcher starts the next one before it has looked at what the first has
     ended of."""
-    config = RedisConfig()
-    pid = ensure_redis(tmp_path, config).pid
-    assert pid is not None
-    identity = ProcessId.of(pid)
-    os.kill(pid, signal.SIGKILL)
-    await until_gone(identity)
+    identity = await killed(tmp_path)
     try:
-        assert ensure_redis(tmp_path, config).started
-        control = Recorder()
-        reports = FaultReports(control)  # type: ignore[arg-type]
-        await reports.await_redis(identity, redis_log(tmp_path))
-        fault = await control.told.get()
-        assert (fault.name, fault.pid, fault.cause) == ("redis", pid, "killed")
-        await reports.settle(60.0)
+        assert ensure_redis(tmp_path, RedisConfig()).started
+        fault = await fault_of(identity, tmp_path)
+        assert (fault.name, fault.pid, fault.cause) == ("redis", identity.pid, "killed")
     finally:
         stop_redis(tmp_path)
 
@@ -100,14 +101,10 @@ async def test_a_redis_whose_controller_has_ended_before_it_has_a_cause(
 ) -> None:
     """A controller had started it; no process of this run can ask for its exit status."""
     identity = await asyncio.to_thread(started_by_another, tmp_path)
-    control = Recorder()
-    reports = FaultReports(control)  # type: ignore[arg-type]
     os.kill(identity.pid, number)
-    await reports.await_redis(identity, redis_log(tmp_path))
-    fault = await control.told.get()
+    fault = await fault_of(identity, tmp_path)
     assert (fault.pid, fault.cause) == (identity.pid, cause)
     assert words in fault.detail
-    await reports.settle(60.0)
 
 
 @pytest.mark.parametrize(
