@@ -192,7 +192,9 @@ class PolicyWorker:
             if mesh is None:
                 self.leave()
                 self.sleep(directive, "no mesh")
-            elif mesh.epoch == self.epochs.ended:
+            elif mesh.epoch == self.epochs.ended or mesh.epoch < self.epochs.wanted:
+                # If it is older than one named before, the journal has lost its end, and with it
+                # what became of this epoch. Nobody can form it again.
                 self.leave()
                 if not self.sleep(directive, "epoch over", REPORT_AGAIN_S):
                     self.control.report_failure(mesh.epoch, "still over")

@@ -61,7 +61,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
         self.spawn(self._publish(self.incarnation))
         while not self.over:
             mesh = self._mesh
-            if mesh is None or mesh.epoch == self.epoch:
+            if mesh is None or mesh.epoch <= self.epoch:
                 await self.news()
                 if mesh is not None and self._current(mesh):
                     # It has left this epoch, and the controller may not know: it says so again.

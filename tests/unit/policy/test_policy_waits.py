@@ -93,3 +93,23 @@ def test_a_failure_is_reported_again_until_another_epoch_is_named(
 
     assert_ends(follow)
     assert control.said == [7, 7, 7]
+
+
+def test_an_epoch_older_than_one_named_before_is_not_formed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Redis lost the end of the journal, and with it that epoch 7 was over."""
+    monkeypatch.setattr(main, "REPORT_AGAIN_S", 0.05)
+    control = Deaf(misses=1)
+    worker = worker_of(control)
+    worker.epochs.wanted = worker.epochs.formed = 8
+    joined: list[int] = []
+    worker.join = lambda mesh: joined.append(mesh.epoch)
+
+    def follow() -> None:
+        while not joined:
+            worker.follow(control.directive)
+
+    assert_ends(follow)
+    assert control.said == [7, 7]
+    assert joined == [8], "this number names another epoch now"
