@@ -105,9 +105,14 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-torch pyproject.toml constraints.txt
 	$(WITHOUT_TORCHVISION)
 	@touch $(addprefix $(VENV)/.stamp-,run dev vllm test)
 
-# Lint comes after it, also with -j: both install.
+# Byte code of the tests and of what they import, once: all their processes would compile it at the same time.
+$(VENV)/.stamp-bytecode: $(VENV)/.stamp-test
+	@found=$$($(BIN)/python -m pytest --collect-only --quiet 2>&1) || { echo "$$found"; exit 1; }
+	@touch $@
+
+# Lint comes after the installation, also with -j: both install.
 test: $(VENV)/.stamp-test
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 lint $(VENV)/.stamp-bytecode
 	$(BIN)/python -m tests $(ARGS)
 
 test-long: $(VENV)/.stamp-test

@@ -16,6 +16,7 @@ DIGIT_SORT = Path(__file__).parents[3] / "examples" / "digit_sort" / "digit_sort
 SETTINGS = {
     "train.steps": 200,
     "train.groups_per_step": 2,
+    "train.eval_limit": 8,
     "train.optimizer.warmup_steps": 0,
     "fleet.controllers": 1,
     "fleet.policy": 1,
