@@ -178,21 +178,6 @@ def _short_directory(pointer: Path) -> Path:
         return made
 
 
-def remove_short_directory(run_dir: Path) -> None:
-    """Removes the directory in /tmp with the sockets of a run that has ended, if it has one."""
-    pointer = run_dir.resolve() / "sockets.path"
-    try:
-        named = Path(pointer.read_text().strip())
-        # Others may have written the pointer: nothing but sockets goes.
-        if named.name.startswith("paceline-") and _is_ours_alone(named):
-            for path in named.glob("*.sock"):
-                path.unlink()
-            named.rmdir()
-        pointer.unlink()
-    except OSError:
-        return
-
-
 def _is_ours_alone(path: Path) -> bool:
     try:
         status = path.lstat()

@@ -32,7 +32,6 @@ from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
 from paceline.rpc.addresses import port_of
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.client import ControlPlane
-from paceline.rpc.listeners import remove_short_directory
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import CONTROLLER, ChildSpecs, controller_ports
 from paceline_launcher.launch.ending import close_books
@@ -170,7 +169,6 @@ class Run:
             # Whatever fails here, the rest ends too: no process outlives this one.
             async with contextlib.AsyncExitStack() as stack:
                 stack.callback(self.console.close)
-                stack.callback(remove_short_directory, self.run_dir)
                 stack.push_async_callback(control.close)
                 if self.config.redis.url is None:
                     stack.push_async_callback(self._stop_redis, fleet)
