@@ -174,12 +174,13 @@ def roll_back(d: Decider) -> None:
     s = d.state
     newest = s.versions.version
     lost = max((w.diverged_version for w in s.fleet.workers.values()), default=Version(-1))
-    if newest == s.versions.restore_version and lost <= newest:
+    if newest == s.versions.restore_version and lost < newest:
         return
     d.emit(
         ev.RolledBack(
             step=s.versions.checkpoint.step,
-            # A worker may still hold a lost commit: its version must not be given to another state.
+            # A worker may still hold a lost commit, or wrong weights of the checkpoint's version:
+            # its version must not be given to another state.
             version=Version(max(newest, lost) + 1),
             from_step=s.versions.step,
             from_version=newest,

@@ -130,3 +130,14 @@ def test_weights_that_an_outvoted_replica_published_are_replaced() -> None:
     run.die("r1")
     run.rollout("r1")
     assert not run.state.fleet.links["r1"].reload
+
+
+def test_an_outvoted_replica_does_not_pass_its_weights_off_as_the_checkpoints() -> None:
+    """It is alone with a version that the checkpoint has, too: that number names its weights."""
+    run = Driven.fleet("p0", "p1", "p2", "r0")
+    run.fill("r0", 4)
+    outvote_p0(run)
+    for name in ("p1", "p2"):
+        run.die(name)
+    mesh = run.state.fleet.mesh
+    assert mesh.restore and mesh.state_version == run.state.versions.version == 1

@@ -64,7 +64,8 @@ def test_every_promise_holds_if_wall_clocks_jump_among_other_faults(seed: int) -
 
 
 @pytest.mark.parametrize(
-    "seed", [385, 100683, 200798, 1000992, 1015330, 1018360, 2059576, 3094589, 3096264, 20002178]
+    "seed",
+    [385, 100683, 200798, 204238, 1000992, 1015330, 1018360, 2059576, 3094589, 3096264, 20002178],
 )
 def test_schedules_that_once_failed(seed: int) -> None:
     """A late record of a checkpoint by one that was taken for dead and is back was refused. A run
