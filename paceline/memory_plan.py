@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.config.model_files import positions
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.model_head import head_scratch_bytes
@@ -157,9 +158,10 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     """One rank of an engine, with a cache for one sequence of full length."""
     rollout, devices, width = config.rollout, config.rollout.tensor_parallel, _engine_width(config)
     weights = width * shape.parameters
+    context = min(config.longest_sequence, positions(config.model.path) or config.longest_sequence)
     parts = {
         "engine weights": weights // devices,
-        "KV cache of one sequence": width * shape.kv_elements * config.longest_sequence // devices,
+        "KV cache of one sequence": width * shape.kv_elements * context // devices,
     }
     # Weights that arrive, and those before them, on which deltas build or which a relay still
     # hands on.

@@ -57,13 +57,7 @@ def doctor(
     raise typer.Exit(1 if failed else 0)
 
 
-def memory(
-    config: ConfigArgument,
-    *,
-    gpu: str | None = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def memory(config: ConfigArgument, *, gpu: str | None = None, overrides: SetOption = None) -> None:
     """Print the bytes that a policy rank and a rollout worker need, by part, and what to change if
     they do not fit.
 
@@ -82,36 +76,23 @@ def memory(
 
     resolved = load_config(config, overrides or ())
     device = named_gpu(gpu) if gpu is not None else found_gpu()
-    path = resolved.model.path
-    check_model_config(path)
+    check_model_config(resolved.model.path)
     shape = read_shape(resolved)
     plans = memory_plan(resolved, shape)
-    wrong = list(problems(plans, device)) if device else []
-    if as_json:
-        print_json(
-            {
-                "model": {"path": path, "parameters": shape.parameters},
-                "gpu": device and asdict(device),
-                "processes": [
-                    {"name": p.name, "gpu_bytes": p.gpu, "host_bytes": p.host} for p in plans
-                ],
-                "problems": [{"found": found, "remedy": remedy} for found, remedy in wrong],
-            }
-        )
-    else:
-        typer.echo(f"{path}: {shape.parameters / 1e9:.2f} B parameters")
-        for plan in plans:
-            for where, parts in (("device", plan.gpu), ("host", plan.host)):
-                typer.echo(f"\n{plan.name}, {where}")
-                for part, size in {**parts, "sum": sum(parts.values())}.items():
-                    typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
-        if device is None:
-            typer.echo("\nno GPU found: --gpu NAME says whether this fits")
-        else:
-            room = f"{device.bytes * RESERVE / GIB:.1f} of {device.bytes / GIB:.1f} GiB"
-            typer.echo(f"\n{device.name} ({room} to give): {'does not fit' if wrong else 'fits'}")
-        for found, remedy in wrong:
-            typer.echo(f"{found}. {remedy}")
+    typer.echo(f"{resolved.model.path}: {shape.parameters / 1e9:.2f} B parameters")
+    for plan in plans:
+        for where, parts in (("device", plan.gpu), ("host", plan.host)):
+            typer.echo(f"\n{plan.name}, {where}")
+            for part, size in {**parts, "sum": sum(parts.values())}.items():
+                typer.echo(f"  {part:<32}{size / GIB:>9.2f} GiB")
+    if device is None:
+        typer.echo("\nno GPU found: --gpu NAME says whether this fits")
+        return
+    wrong = list(problems(plans, device))
+    room = f"{device.bytes * RESERVE / GIB:.1f} of {device.bytes / GIB:.1f} GiB"
+    typer.echo(f"\n{device.name} ({room} to give): {'does not fit' if wrong else 'fits'}")
+    for found, remedy in wrong:
+        typer.echo(f"{found}. {remedy}")
     if wrong:
         raise typer.Exit(1)
 
