@@ -7,6 +7,7 @@ import pytest
 
 from controller.fleet.liveness import Liveness
 from controller.ledger import decisions as cmd
+from controller.ledger import events as ev
 from controller.ledger import invariants
 from controller.ledger.decisions import (
     commands,
@@ -19,7 +20,9 @@ from controller.ledger.decisions.commands import command
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.state.tasks import Task
 from controller.ledger.state.versions import Versions
+from controller.ledger.step_metrics import step_metrics
 from controller.store.group_commit import GroupCommit
+from paceline.ids import Version
 from testbed.simulator.faults import run_schedule
 
 pytestmark = pytest.mark.heavy  # schedules until one fails
@@ -32,6 +35,8 @@ def first_failure(known: int = SEEDS[0], **options: Any) -> int | None:
     for seed in (known, *SEEDS):
         try:
             run_schedule(seed, **options)
+        except (AttributeError, NameError, TypeError):
+            raise  # of the mutant itself
         except Exception:
             return seed
     return None
@@ -65,7 +70,9 @@ def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
         result = guarded(*ballot).execute(d, now)
         if result.outcome != "pending":
             return result
-        steps._commit(d, d.state.steps.open, now)
+        step, version = d.state.steps.open.step, Version(d.state.versions.version + 1)
+        d.emit(ev.StepCommitted(step, version, step_metrics(d.state, d.state.steps.open, now), now))
+        d.settle_fleet(now)
         return steps.VoteResult(VoteOutcome.COMMITTED, d.state.versions.version)
 
     patch.setattr(cmd, "vote", vote)
