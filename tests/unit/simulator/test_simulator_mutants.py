@@ -84,7 +84,7 @@ def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
 
 def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
     """Silent workers live for ever."""
-    patch.setattr(Liveness, "_verdict", lambda self, state, key, pulse, now: None)
+    patch.setattr(Liveness, "_verdict", lambda self, state, key, pulse, now, lost: None)
 
 
 def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None:
@@ -125,9 +125,10 @@ KNOWN = {
     no_owner_check: 3,
     no_incarnation_fence: 3,
     no_staleness_check: 4,
+    no_lease_expiry: 9,
     no_digest_comparison: 54,
     every_death_charged_to_all_that_were_held: 55,
-    replies_before_they_are_durable: 87,
+    replies_before_they_are_durable: 156,
 }
 """Seeds that fail without guards which few schedules need."""
 
