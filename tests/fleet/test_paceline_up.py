@@ -16,16 +16,6 @@ from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-SMALL = {"policy": 1, "rollout": 1}
-"""Some two steps a second: what a test does to the run comes before its end."""
-
-
-def assert_trained(up: Up, steps: int) -> None:
-    """The run finished, and each step was trained once."""
-    assert up.assert_sound(steps=steps)["samples_trained"] == steps * 4 * 4
-    seen = {row["step"] for row in up.metrics() if row["kind"] == "step"}
-    assert seen == set(range(1, steps + 1))
-
 
 def hold_until_they_have_joined(up: Up, workers: set[str]) -> None:
     """So short a run can end before its last worker is up, or before ``paceline pause`` has
@@ -50,7 +40,8 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
 ) -> None:
     sampled = {"path": str(tmp_path / "held_out.jsonl"), "samples": 4, "limit": 5, "every": 6}
     judged = {"best_metric": "sampled/pass@4"}
-    up = start(**{"fleet": SMALL, "evaluation": judged, "evaluation.sets.sampled": sampled})
+    small = {"policy": 1, "rollout": 1}
+    up = start(**{"fleet": small, "evaluation": judged, "evaluation.sets.sampled": sampled})
     workers = {"policy-0", "rollout-0"}
     hold_until_they_have_joined(up, workers)
     status = up.status()
@@ -63,7 +54,9 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
     up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
     up.command("resume")
     assert up.wait() == 0, up.said()
-    assert_trained(up, steps=6)
+    assert up.assert_sound(steps=6)["samples_trained"] == 6 * 4 * 4
+    steps = {row["step"] for row in up.metrics() if row["kind"] == "step"}
+    assert steps == set(range(1, 7)), "each was trained once"
     record = FleetRecord.read(up.run_dir)
     assert record is not None
     surplus = next(p for p in record.processes if p.name == "rollout-1")

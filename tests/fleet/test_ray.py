@@ -48,12 +48,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
         made.close()
 
 
-@pytest.fixture
-def cluster(head: RayHead) -> str:
-    """Its address."""
-    return head.address
-
-
 @asynccontextmanager
 async def placing(
     tmp_path: Path, address: str, name: str
@@ -120,9 +114,9 @@ async def first_answer(provider: RayProvider, status: admin_pb2.StatusReply) -> 
 
 
 async def test_workers_are_placed_replaced_found_again_and_let_go(
-    cluster: str, tmp_path: Path
+    head: RayHead, tmp_path: Path
 ) -> None:
-    async with placing(tmp_path, cluster, "placing") as (provider, drained):
+    async with placing(tmp_path, head.address, "placing") as (provider, drained):
         await first_answer(provider, wanted(rollout=2))
         pids = await placed(provider, 2)
         assert set(pids) == {"rollout-0", "rollout-1"}
@@ -160,9 +154,9 @@ async def test_workers_are_placed_replaced_found_again_and_let_go(
 
 
 async def test_what_the_cluster_has_no_room_for_is_said_and_taken_back(
-    cluster: str, tmp_path: Path
+    head: RayHead, tmp_path: Path
 ) -> None:
-    async with placing(tmp_path, cluster, "crowded") as (provider, _):
+    async with placing(tmp_path, head.address, "crowded") as (provider, _):
         await first_answer(provider, wanted(rollout=5))
         async with asyncio.timeout(60.0):
             # Ray tells nobody that it has placed one.
@@ -175,9 +169,9 @@ async def test_what_the_cluster_has_no_room_for_is_said_and_taken_back(
 
 
 async def test_a_worker_is_left_in_peace_by_a_silent_actor_and_ends_with_a_dead_one(
-    cluster: str, tmp_path: Path
+    head: RayHead, tmp_path: Path
 ) -> None:
-    async with placing(tmp_path, cluster, "silent") as (provider, drained):
+    async with placing(tmp_path, head.address, "silent") as (provider, drained):
         await first_answer(provider, wanted(rollout=1))
         pid = (await placed(provider, 1))["rollout-0"]
         actor = psutil.Process(pid).parent()

@@ -12,13 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.weights.weight_manifest import Manifest, WeightShard
-from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
 from tests.fixtures.train_states import tiny_config
 from tests.fixtures.weight_links import ReceivingEnd, link
 
 BUCKET_BYTES = 1024
-STALL_S = 10.0
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -57,35 +55,20 @@ class Replica:
         self.process.communicate()
 
 
-class Receiving(ReceivingEnd):
-    def __init__(self, url: str) -> None:
-        super().__init__(url, "ranks", stall_s=STALL_S)
-
-    def links(self, epoch: int) -> None:
-        self.receiver.set_link(link(epoch))
-
-
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """A Redis for each test: epochs of links begin anew."""
-    with throwaway_redis(tmp_path / "redis") as url:
-        yield url
-
-
-@pytest.fixture
-def receiving(url: str) -> Iterator[Receiving]:
-    made = Receiving(url)
+def receiving(url: str) -> Iterator[ReceivingEnd]:
+    made = ReceivingEnd(url, "ranks", stall_s=10.0)
     yield made
     made.receiver.close()
 
 
 def test_two_ranks_publish_the_weights_that_they_train(
-    tmp_path: Path, url: str, receiving: Receiving
+    tmp_path: Path, url: str, receiving: ReceivingEnd
 ) -> None:
     replica = Replica(tmp_path / "replica", url)
     try:
         replica.asks(links=[1])
-        receiving.links(1)
+        receiving.receiver.set_link(link(1))
         replica.asks(publish=1)
         first = replica.weights(1)
         receiving.gets(1, first)
@@ -95,7 +78,7 @@ def test_two_ranks_publish_the_weights_that_they_train(
         assert any(not torch.equal(t, first[n]) for n, t in replica.weights(2).items())
         # Links come and go while nothing is published.
         # The receiver lets go of link 1 first: whoever is left behind sees it break.
-        receiving.links(2)
+        receiving.receiver.set_link(link(2))
         replica.asks(links=[2])
         sent = replica.asks(step=True, publish=3)["sent"]
         receiving.gets(3, replica.weights(3))
