@@ -1,10 +1,11 @@
 """The worker's side of the contract: what it holds, hands in, hands back and drops, and when.
 
-The tests choose the instant of every message with a controller in the test and an engine without a
-model. Replies that get lost: tests/unit/controller/test_calls.py.
+Most tests choose the instant of every message with a controller in the test and an engine without a
+model; the last ones run the real engine against a real controller, and the worker as a process.
 """
 
 import asyncio
+import json
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,9 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM
 
+from controller.store.journal_audit import verify
 from paceline.config.schema import Config
 from paceline.process.lifetime import exit_status
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
@@ -30,8 +34,9 @@ from rollout_worker.engine.base import (
 from rollout_worker.lifecycle import EngineFailed, EngineLost
 from rollout_worker.main import RolloutWorker
 from rollout_worker.weight_loading import LOAD_TRIES
-from testbed.fleets.controllers import until
+from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.tiny_model import make_tiny_model
+from testbed.workers.fake_workers import FakePolicy
 from tests.fakes import worker_rewards
 from tests.fakes.engine import FakeEngine
 from tests.fakes.rollout_controller import Key, RolloutController
@@ -527,3 +532,65 @@ async def test_a_row_that_is_no_prompt_is_dropped_with_a_reason(
         assert item.kind == rollout_pb2.RETURN_KIND_DROP
         assert item.reason == reason and item.detail
         assert not scene.engine.requests
+
+
+async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
+    model: Path, tmp_path: Path
+) -> None:
+    """The real engine and a real controller, whose replies get lost and which is then killed."""
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "s21=", "answer": "12"}) + "\n")
+    with running_controllers(
+        tmp_path,
+        model={"path": str(model), "device": "cpu"},
+        data={"eval_path": str(held_out), "answer_field": "answer"},
+        reward={"processes": 0},
+        rollout={"max_sequences": 16},
+        train={"steps": 1000, "max_staleness": 1000, "eval_every": 1},
+    ) as controllers:
+        config, (address,) = config_of(controllers), addresses(controllers)
+        worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
+        lost = lose_first_replies(worker, 3)
+        running = asyncio.create_task(worker.run())
+        policy = FakePolicy(config, [address], "policy-0")
+        await policy.start()
+        training = asyncio.create_task(policy.work(lambda: False))
+        try:
+            await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
+            weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
+            await worker.loading.load(StagedWeights(0, weights))
+            await until(lambda: policy.timings.steps >= 3 and len(lost) == 3)
+            controllers.started[0].kill()
+            await until(lambda: len(worker.tasks.outbox))
+            kept = {item.request_id for item in worker.held}
+            assert kept, "held through the outage"
+            before = policy.timings.steps
+            controllers.start("controller-0")
+            await until(lambda: policy.timings.steps >= before + 3)
+            worker.lifecycle.leaving.set()
+            await asyncio.wait_for(running, 60)
+        finally:
+            training.cancel()
+            worker.lifecycle.stop()
+            await asyncio.gather(running, training, return_exceptions=True)
+            await policy.stop(goodbye=False)
+        report = verify(controllers.redis_url, config.run.name)
+        assert report.ok, report.problems
+        assert report.counts["duplicates"] == 0 and report.counts["lost"] == 0
+
+
+def lose_first_replies(worker: RolloutWorker, count: int) -> list[str]:
+    """The worker's first ``count`` submissions take effect, and their replies never arrive."""
+    lost: list[str] = []
+    attempt = worker.control._attempt
+
+    async def losing(address: str, method: str, *request: Any) -> Any:
+        reply = await attempt(address, method, *request)
+        if method != "RolloutService.SubmitGroups" or len(lost) >= count:
+            return reply
+        lost.append(reply.results[0].task.task_id)
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost")
+
+    worker.control._attempt = losing  # type: ignore[method-assign]
+    return lost
