@@ -32,7 +32,7 @@ COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
     *((name,) for name in ("init", "logs", "open", "top")),
-    ("alerts", "test"),
+    *(("alerts", "test"), ("plan", "memory")),
 }
 """Processes that run, views of people, and text that is made for a file."""
 Command = Callable[..., subprocess.CompletedProcess[str]]
