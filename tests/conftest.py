@@ -69,8 +69,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules",
         type=int,
-        default=1000,
-        help="seeded fault schedules that the simulator runs (default 1000)",
+        default=600,
+        help="seeded fault schedules that the simulator runs (default 600)",
     )
 
 
