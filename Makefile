@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Python compiles what is imported: a small part of the packages, which take a minute to compile as a whole.
+# Python compiles what is imported, which is a small part of the packages.
 INSTALL := $(PIP) install --no-compile
 
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu takes torch from that index.

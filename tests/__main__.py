@@ -30,7 +30,7 @@ FAST = ("tests/unit", "--dist", "worksteal", "-k", "not vllm", "--schedules=100"
 
 
 MORE = 4
-"""Workers beyond one a core. Most tests use a fifth of a core while they wait for processes."""
+"""Workers beyond one a core: most tests wait for processes."""
 MOST_AGAIN = 5
 """More failures than these are no accident of the load."""
 

@@ -17,9 +17,11 @@ from policy_worker.model.attention import Block, MicroBatch, Packing, RowPattern
 from policy_worker.objectives.batch import GroupLengths, Ints, TokenBatch
 
 BLOCK_SCORES = {"cpu": 4096}
-"""Scores of padding that take as long as another attention block, by device."""
+"""Scores of padding that take about as long as another attention block, by device. Measured with
+a small model: 2,000 to 8,000 are equally fast."""
 GPU_BLOCK_SCORES = 1 << 20
-"""The same on other devices, which wait for kernels rather than for scores."""
+"""The same on other devices, which wait for kernels rather than for scores. Estimated from the time
+of a kernel's launch, not measured."""
 
 
 def plan_rows(

@@ -75,6 +75,24 @@ def test_sequences_of_very_different_lengths_get_their_own_attention_blocks(monk
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("block_scores", [0, 200, 4096, 1 << 20])
+def test_attention_blocks_have_the_fewest_scores_of_all_splits_by_length(block_scores):
+    full = np.random.default_rng(0).choice([3, 4, 9, 20, 21, 64], 40)
+    lengths = np.unique(full)
+
+    def cost(blocks):
+        return sum(len(block) * full[block].max() ** 2 + block_scores for block in blocks)
+
+    splits = [
+        np.split(lengths, [i + 1 for i in range(len(lengths) - 1) if cuts >> i & 1])
+        for cuts in range(1 << (len(lengths) - 1))
+    ]
+    fewest = min(cost([np.flatnonzero(np.isin(full, s)) for s in split]) for split in splits)
+    blocks = packing._similar(full, block_scores)
+    assert cost(blocks) == fewest
+    assert sorted(np.concatenate(blocks)) == list(range(len(full)))
+
+
 @pytest.mark.parametrize("tokens", [7, 1 << 20])
 def test_the_entropy_has_a_gradient_only_if_it_is_wanted(tokens):
     """In chunks and at once, against a plain softmax of each sequence alone."""

@@ -79,6 +79,14 @@ class Deaf(Control):
             self.directive = worker_pb2.Directive(mesh=self.mesh)
 
 
+def follow(worker: Any, over: Callable[[], object]) -> None:
+    def turns() -> None:
+        while not over():
+            worker.follow(worker.control.directive)
+
+    assert_ends(turns)
+
+
 def test_a_failure_is_reported_again_until_another_epoch_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,12 +94,7 @@ def test_a_failure_is_reported_again_until_another_epoch_is_named(
     control = Deaf(misses=2)
     worker = worker_of(control)
     worker.collective_failed(control.mesh, MeshError("connection reset"))
-
-    def follow() -> None:
-        while control.mesh.epoch == 7:
-            worker.follow(control.directive)
-
-    assert_ends(follow)
+    follow(worker, lambda: control.mesh.epoch != 7)
     assert control.said == [7, 7, 7]
 
 
@@ -105,11 +108,6 @@ def test_an_epoch_older_than_one_named_before_is_not_formed_again(
     worker.epochs.wanted = worker.epochs.formed = 8
     joined: list[int] = []
     worker.join = lambda mesh: joined.append(mesh.epoch)
-
-    def follow() -> None:
-        while not joined:
-            worker.follow(control.directive)
-
-    assert_ends(follow)
+    follow(worker, lambda: joined)
     assert control.said == [7, 7]
     assert joined == [8], "this number names another epoch now"
