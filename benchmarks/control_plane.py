@@ -8,8 +8,9 @@ has a connection and a session of its own. The loop is closed:
 
 - A rollout client leases 8 tasks in one request. It stores the payload of each group, 16
   completions of 256 (or 16) token ids with log-probabilities, and submits the metadata of each
-  group in a request of its own. It waits for the verdict, and leases again when all groups are
-  accepted.
+  group in a request of its own, or of ``--groups-a-submit`` groups together. A real worker sends
+  together what was finished within 10 ms. It waits for the verdict, and leases again when all
+  groups are accepted.
 - The policy replica asks for the next plan, votes, and records a checkpoint when one is due.
 - Every reply leaves the leader only after its events are in Redis.
 
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--payloads", nargs="+", choices=PAYLOADS, default=list(PAYLOADS))
     parser.add_argument("--seconds", type=float, default=15.0, help="measured window of each row")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before it")
+    parser.add_argument("--groups-a-submit", type=int, default=1, help="1 to 8")
     parser.add_argument(
         "--groups-total", type=int, default=0, help="one more row: growth over so many"
     )
@@ -94,6 +96,7 @@ def _measure(args: argparse.Namespace, payload: str, clients: int, total: int) -
                 "address": leader.address,
                 "tokens": PAYLOADS[payload],
                 "tasks": TASKS,
+                "groups_a_submit": args.groups_a_submit,
                 "warm_up": args.warm_up,
             }
             load = _Load(order, clients, LOAD_PROCESSES)

@@ -68,6 +68,7 @@ def _workers(order: dict[str, Any]) -> list[FakeWorker]:
             f"rollout-{number}",
             tokens=order["tokens"],
             tasks_a_lease=order["tasks"],
+            groups_a_submit=order["groups_a_submit"],
         )
         for number in order["clients"]
     ]

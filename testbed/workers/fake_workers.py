@@ -151,10 +151,12 @@ class FakeRollout(FakeWorker):
         *,
         tokens: int = 16,
         tasks_a_lease: int = 4,
+        groups_a_submit: int = 1,
     ) -> None:
         super().__init__(config, addresses, worker_id)
         self.tokens = tokens
         self.tasks_a_lease = tasks_a_lease
+        self.groups_a_submit = groups_a_submit
         self.lease_seq = 0
         self.held: dict[str, common_pb2.TaskRef] = {}
         self.settings = rollout_pb2.TaskSettings()
@@ -264,9 +266,10 @@ class FakeRollout(FakeWorker):
                 reply = await self.lease()
                 if reply.empty_reason == rollout_pb2.EMPTY_REASON_STOPPED:
                     return
-                for lease in reply.leases:
+                for first in range(0, len(reply.leases), self.groups_a_submit):
+                    together = reply.leases[first : first + self.groups_a_submit]
                     began = time.perf_counter()
-                    request = await self._store([self._encoded(lease)])
+                    request = await self._store([self._encoded(lease) for lease in together])
                     results = await self.submit_request(request)
                     self.timings.submit.append(time.perf_counter() - began)
                     for result in results:
