@@ -188,7 +188,7 @@ _FIELDS = {
 
 def toy_config(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> Config:
     """The config of a toy step. Raises ConfigError on settings that do not fit."""
-    # Groups of the toy have several completions, also for an objective of recorded rows.
+    # Groups of the toy have several completions, also for an objective of recorded data.
     entry = BUILT_IN.get(algorithm)
     recorded = entry is not None and not entry.samples
     sections = {

@@ -1,7 +1,7 @@
-"""Evaluation of a run of recorded data: one replica measures the held-out rows with the state
+"""Evaluation of a run of recorded data: one replica measures the held-out examples with the state
 before the next step.
 
-    NextPlan: EVALUATE ─► rows (once) ─► groups ─► forward ─► RecordHeldOut ─► NextPlan
+    NextPlan: EVALUATE ─► examples (once) ─► groups ─► forward ─► RecordHeldOut ─► NextPlan
 
 Rank 0 of the mesh does it before it computes its groups of the next step, so the state cannot be
 lost to a commit. If it dies, the next rank 0 is asked.
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 _TASK = "e0."
-"""Prefix of the names of held-out groups, before the number of the row."""
+"""Prefix of the names of held-out groups, before the number of the example."""
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class HeldOutEvaluation:
     trainer: Trainer
     report: PolicyReport
     _groups: dict[int, rollout_pb2.Group | None] = field(default_factory=dict)
-    """By row, what was encoded for an earlier evaluation; None: the row cannot be used."""
+    """By example, what was encoded for an earlier evaluation; None: it cannot be used."""
     _encoder: RowEncoder | None = None
 
     def run(self, step: int, over: Callable[[], bool]) -> None:
@@ -60,8 +60,8 @@ class HeldOutEvaluation:
                 event(log, "held-out rows left out", level, step=step, rows=len(named), why=error)
                 # Without a name none can be told from the others.
                 usable = [g for g in usable if named and g.task.task_id not in named]
-                rows = (int(task_id.removeprefix(_TASK)) for task_id in named)
-                self._groups |= dict.fromkeys(rows, None)
+                examples = (int(task_id.removeprefix(_TASK)) for task_id in named)
+                self._groups |= dict.fromkeys(examples, None)
         request = policy_pb2.HeldOutMeasured(
             caller=self.control.caller,
             step=step,
@@ -89,11 +89,11 @@ class HeldOutEvaluation:
             if not reply.rows:
                 break
             # A list: extend() takes from a generator while the length grows.
-            found += [self._group(n, row) for n, row in enumerate(reply.rows, start=len(found))]
+            found += [self._group(n, text) for n, text in enumerate(reply.rows, start=len(found))]
             self.trainer.on_progress()
         return found
 
-    def _group(self, number: int, row: str) -> rollout_pb2.Group | None:
+    def _group(self, number: int, example: str) -> rollout_pb2.Group | None:
         if number in self._groups:
             return self._groups[number]
         if self._encoder is None:
@@ -101,7 +101,7 @@ class HeldOutEvaluation:
         task = common_pb2.TaskRef(task_id=f"{_TASK}{number}", attempt=1)
         group = None
         try:
-            group = self._encoder.encode(json.loads(row), task, rollout_pb2.TASK_KIND_EVAL)
+            group = self._encoder.encode(json.loads(example), task, rollout_pb2.TASK_KIND_EVAL)
         except BadPrompt as error:
             event(log, "held-out row left out", logging.WARNING, row=number, why=error)
         self._groups[number] = group

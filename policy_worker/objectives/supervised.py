@@ -2,7 +2,7 @@
 
 SFT: the loss of a step is the weighted sum of -log p over the tokens of the assistant. With
 train.loss.aggregation = token_mean it is their mean over the whole step, as in TRL's SFTTrainer;
-with sequence_mean the mean of the rows' means.
+with sequence_mean the mean of the completions' means.
 
 Distillation: the policy's own samples are pulled towards the distribution of a larger teacher. The
 gradient of the reverse KL, KL(policy || teacher) = E[log policy - log teacher] over samples of the

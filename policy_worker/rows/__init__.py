@@ -1,1 +1,1 @@
-"""Packed rows of a step: packing, attention, forwards, log-probs."""
+"""Packed rows of a step: groups, packing, and forwards. A row of data is an example here."""

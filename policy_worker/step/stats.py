@@ -114,12 +114,12 @@ def measure(
                 measured[name] = mean.values, ones if mean.weights is None else mean.weights
         if not measured:
             return
-        rows = [
+        entries = [
             torch.stack([(values * mask).sum(), mask.sum(), (values * mask).max()])
             for values, mask in measured.values()
         ]
         # One transfer from the device for all of them.
-        numbers = torch.stack(rows).tolist()
+        numbers = torch.stack(entries).tolist()
     for name, (total, count, largest) in zip(measured, numbers, strict=True):
         if count or (name != "logprob_gap_fresh" and name not in loss.means):
             exact_maximum = name in ("ratio", "logprob_gap", "logprob_gap_fresh")
