@@ -28,7 +28,7 @@ from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, worker_pb2
 from policy_worker.model.train_state import NO_VERSION, TrainState
-from policy_worker.rows.group_reading import read_payloads
+from policy_worker.rows.payload_reader import read_payloads
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,16 @@ class BlockingControlPlane:
             return None
         own = self._session.caller.incarnation
         return directive.mesh if any(m.incarnation == own for m in directive.mesh.members) else None
+
+    def epoch_is_over(self, epoch: int) -> bool:
+        """True if the newest directive names no mesh of this incarnation, or another epoch."""
+        mesh = self.mesh
+        return mesh is None or mesh.epoch != epoch
+
+    def step_is_left(self) -> bool:
+        """True if the run stops without the step that is computed, or has ended."""
+        directive = self.directive
+        return self.stopped or (directive is not None and directive.leave_step)
 
     @property
     def stopped(self) -> bool:

@@ -1,22 +1,12 @@
 """Policy worker: follows the controller's directives, one training step after the other.
 
     directive ─┬─ no mesh ────────► leave it; draining: finish and exit
-               ├─ another epoch ──► form ─► restore | receive_state | send_state ─┐
-               │                                                                  ▼
-               │   ┌─────────────────────────────────────────────────────────── formed ◄──┐
-               │   ▼                                                                      │
-               │  NextPlan ─► take ──► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit ─────┤
-               │   (waits for  (reads    │ (scratch   (waits  │                           │
-               │    groups)   payloads)  │  copy)    for all) └─ RETRY: keep the local gradients,
-               │                         │                       wait for the next epoch
-               │                         └─ RejectGroups: wait for the next epoch
+               ├─ another epoch ──► form ─► restore | receive_state | send_state
+               ├─ this epoch ─────► a training step (``training_steps``)
                └─ STOPPED ────────► finish checkpoints, exit 0
 
 - After a commit the state is published and, if it is due, written (``after_commit``).
-- NextPlan and take end early when a directive names another epoch; form, reduce and both ends of a
-  state transfer do so within 20 ms.
-- Vote ends only with its outcome, with a new incarnation, or 3 s after STOPPED: whether a step was
-  committed is never guessed.
+- Form and both ends of a state transfer end within 20 ms when a directive names another epoch.
 - A failed collective is reported, and reported again until the controller names another epoch. This
   replica waits for that epoch like every other member.
 
@@ -46,7 +36,7 @@ from paceline.process.waits import WaitKind, loading_model, messages, waiting
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.side_channel import SideChannel
-from paceline.v1 import common_pb2, policy_pb2, worker_pb2
+from paceline.v1 import common_pb2, worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.control_plane import (
     BlockingControlPlane,
@@ -57,22 +47,17 @@ from policy_worker.control_plane import (
 from policy_worker.held_out_evaluation import HeldOutEvaluation
 from policy_worker.ranks.outside_ranks import OutsideRank
 from policy_worker.ranks.rank_group import start_ranks
-from policy_worker.rows.group_reading import StorePlace
+from policy_worker.rows.payload_reader import StorePlace
 from policy_worker.rows.replica import Replica
-from policy_worker.shard_gradients import ShardGradients
-from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
+from policy_worker.training_steps import TrainingSteps
 
 log = logging.getLogger(__name__)
 
-PLAN_WAIT_S = 10.0
-"""How long the controller may hold a NextPlan or Vote request. Asking again costs little."""
 FORM_LIMIT_S = 60.0
 REPORT_AGAIN_S = 5.0
 """A failed epoch is reported again after this time if the controller names no other one: a long
 outage may have swallowed the report, and a failover of Redis may have lost it."""
-LAST_REPLY_S = 3.0
-"""How long after STOPPED a vote's reply is waited for: no controller may be left to send it."""
 
 
 def run(config: Config, options: Namespace, place: TorchrunPlace | None = None) -> int:
@@ -112,11 +97,9 @@ class PolicyWorker:
         self.epochs = self.worker_report.epochs
         self.side: SideChannel | None = None
         self.out: AfterCommit
+        self.steps: TrainingSteps
         self.admitted = False
-        """Registered; only then is there ``out``."""
-        self.followed: worker_pb2.Directive | None = None
-        self.idle_since = time.monotonic()
-        self.last_commit_s = 0.0
+        """Registered; only then are there ``out`` and ``steps``."""
         self.refusals = RefusalLimit(worker_id)
         self.control = BlockingControlPlane(
             config,
@@ -141,11 +124,9 @@ class PolicyWorker:
             device,
             replica=replica,
             on_progress=self.progressed,
-            step_left=self.step_is_left,
+            step_left=self.control.step_is_left,
         )
         self.worker_report.state = self.trainer.state
-        self.shard = ShardGradients(self.control, self.trainer, self.worker_report)
-        self.held_out = HeldOutEvaluation(config, self.control, self.trainer, self.worker_report)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -157,6 +138,9 @@ class PolicyWorker:
         store = StorePlace(list(reply.payload_urls), reply.run_id, reply.rendezvous_url)
         self.trainer.attach(self.run_dir or Path(reply.run_dir), store)
         self.out = AfterCommit(self.control, self.trainer, reply, self.host)
+        use = self.control, self.trainer, self.worker_report
+        held_out = HeldOutEvaluation(self.config, *use)
+        self.steps = TrainingSteps(*use, self.out, held_out, self.refusals)
         self.admitted = True
         self.control.on_directive(self.end_epochs)
         if (directive := self.control.directive) is not None:  # came before the line above
@@ -185,7 +169,6 @@ class PolicyWorker:
 
     def follow(self, directive: worker_pb2.Directive) -> None:
         """One move towards the state that ``directive`` describes."""
-        self.followed = directive
         self.out.serve()
         mesh = self.control.mesh
         try:
@@ -200,8 +183,8 @@ class PolicyWorker:
                     self.control.report_failure(mesh.epoch, "still over")
             elif mesh.epoch != self.epochs.formed:
                 self.join(mesh)
-            else:
-                self.take_step(mesh)
+            elif not self.steps.take(mesh.epoch, directive):
+                self.end_epoch(mesh.epoch)
         except EpochCancelled:
             self.leave()
         except MeshError as error:
@@ -224,7 +207,7 @@ class PolicyWorker:
         place = MeshEpoch(mesh.epoch), rank, len(mesh.members)
         here = EpochMesh(*place, self.rendezvous_url, self.run_id, self.host)
         with waiting(WaitKind.PEERS, f"forming epoch {mesh.epoch}", limit_s=FORM_LIMIT_S):
-            over = functools.partial(self.epoch_is_over, mesh.epoch)
+            over = functools.partial(self.control.epoch_is_over, mesh.epoch)
             trainer.form(here, FORM_LIMIT_S, cancelled=over)
         # Those that need the state stand in one line behind the source.
         joiners = [rank for rank, member in enumerate(mesh.members) if member.needs_state]
@@ -299,131 +282,6 @@ class PolicyWorker:
         self.epochs.wanted = max(self.epochs.wanted, directive.mesh.epoch)
         member = self.control.mesh is not None
         self.trainer.replica.end_epoch(self.epochs.wanted - member)
-
-    def epoch_is_over(self, epoch: int) -> bool:
-        mesh = self.control.mesh
-        return mesh is None or mesh.epoch != epoch
-
-    # -- the step -----------------------------------------------------------------------------
-
-    def take_step(self, mesh: worker_pb2.PolicyMesh) -> None:
-        """One step, or as much of it as this epoch lasts for."""
-        plan = self.next_plan(mesh.epoch)
-        if plan is None:
-            return
-        shard = self.shard.compute(
-            plan, lambda: self.epoch_is_over(mesh.epoch) or self.step_is_left()
-        )
-        if not shard.complete:
-            self.end_epoch(mesh.epoch)
-            return
-        self.worker_report.work(f"step {plan.step}: reducing")
-        with waiting(WaitKind.COLLECTIVE, f"inside the all-reduce of epoch {mesh.epoch}"):
-            stats = self.trainer.reduce()
-        reduced = time.monotonic()
-        stats.set("lr", plan.lr)
-        stats.set("time_wait_s", shard.fetched - self.idle_since)
-        stats.set("time_compute_s", shard.computed - shard.fetched)
-        stats.set("time_reduce_s", reduced - shard.computed)
-        stats.set("time_commit_s", self.last_commit_s)
-        stats.set("time_publish_s", self.out.last_publish_s)
-        with waiting(WaitKind.VOTES, f"waiting for the votes of step {plan.step}"):
-            version = self.vote(plan, stats)
-        if version is None:
-            self.end_epoch(mesh.epoch)
-            return
-        self.worker_report.work(f"step {plan.step}: committing")
-        self.trainer.commit(version, plan.lr)
-        self.worker_report.change()
-        self.last_commit_s = time.monotonic() - reduced
-        self.refusals.clear()
-        self.control.poke()
-        event(
-            log,
-            "committed",
-            step=plan.step,
-            version=version,
-            groups=len(plan.shard),
-            loss=stats.mean("loss"),
-            ms=(time.monotonic() - shard.fetched) * 1e3,
-        )
-        self.out.publish()
-        if plan.checkpoint:
-            self.out.save_checkpoint()
-        self.idle_since = time.monotonic()
-
-    def step_is_left(self) -> bool:
-        """The run stops without the step that is computed, or has ended."""
-        directive = self.control.directive
-        return self.control.stopped or (directive is not None and directive.leave_step)
-
-    def next_plan(self, epoch: int) -> policy_pb2.StepPlan | None:
-        """The open step's plan; None if there is none yet, or if none will come in this epoch."""
-        self.worker_report.rest(f"step {self.trainer.state.step + 1}: waiting for groups")
-        request = policy_pb2.PlanRequest(
-            caller=self.control.caller,
-            mesh_epoch=epoch,
-            state_version=self.trainer.state.version,
-            wait_s=PLAN_WAIT_S,
-        )
-        what = f"waiting for the groups of step {self.trainer.state.step + 1}"
-        with waiting(WaitKind.GROUPS, what, since=self.idle_since):
-            reply = self.control.call(
-                "PolicyService.NextPlan",
-                request,
-                # A directive may also ask for a publication or a checkpoint.
-                lambda: self.epoch_is_over(epoch) or self.out.work_due() or self.control.stopped,
-            )
-        if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
-            return None
-        if reply.state == policy_pb2.PLAN_STATE_EVALUATE:
-            self.held_out.run(
-                reply.evaluate_step, lambda: self.epoch_is_over(epoch) or self.control.stopped
-            )
-            return None
-        if reply.state == policy_pb2.PLAN_STATE_FINISHED:
-            # Waits for a directive newer than the one this move began with: the present one may be
-            # STOPPED already, and then none follows it. The last checkpoint may have to be retried.
-            self.worker_report.rest("finished")
-            self.control.wait(
-                lambda: self.control.directive is not self.followed or self.out.checkpoint_due()
-            )
-            return None
-        if reply.state != policy_pb2.PLAN_STATE_OPEN:
-            self.epochs.ended = epoch
-            return None
-        plan: policy_pb2.StepPlan = reply.plan
-        return plan
-
-    def vote(self, plan: policy_pb2.StepPlan, stats: Stats) -> Version | None:
-        """The committed version; None if the step is to be done again."""
-        self.worker_report.rest(f"step {plan.step}: voting")
-        caller = self.control.caller
-        request = policy_pb2.VoteRequest(
-            caller=caller,
-            step=plan.step,
-            mesh_epoch=plan.mesh_epoch,
-            weights_digest=self.trainer.digest(),
-            stats=stats.messages(),
-            wait_s=PLAN_WAIT_S,
-            term=plan.term,
-        )
-        while True:
-            reply = self.control.call(
-                "PolicyService.Vote",
-                request,
-                lambda: (
-                    self.control.caller.incarnation != caller.incarnation
-                    # STOPPED may overtake the reply that the last step is committed.
-                    or time.monotonic() - self.control.stopped_at > LAST_REPLY_S
-                ),
-            )
-            if reply is None or reply.outcome == policy_pb2.OUTCOME_RETRY:
-                return None
-            if reply.outcome == policy_pb2.OUTCOME_COMMITTED:
-                return Version(reply.version)
-            if self.control.stopped:
-                return None
 
     # -- the worker's report ----------------------------------------------------------------------
 

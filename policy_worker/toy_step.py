@@ -19,9 +19,11 @@ from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, make_value_head
 from policy_worker.model.train_state import TrainState
-from policy_worker.objectives.batch import StepTotals, decode, key_of, staleness
+from policy_worker.objectives.batch import StepTotals, key_of
+from policy_worker.objectives.columns import staleness
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Part
+from policy_worker.rows.group_reading import decode
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 

@@ -13,7 +13,6 @@
 """
 
 import hashlib
-import math
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,7 +22,6 @@ from typing import Annotated, NewType
 
 import torch
 from pydantic import PlainSerializer, PlainValidator
-from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
@@ -40,20 +38,15 @@ from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.ranks.operations import follow as follow_operations
 from policy_worker.ranks.operations import on_every_rank
 from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.ranks.sharding import (
-    load_sharded,
-    load_sharded_state,
-    local_weights,
-    squared_norm,
-)
+from policy_worker.ranks.sharding import load_sharded, load_sharded_state, local_weights
 from policy_worker.ranks.state_transfer import receive_state, send_state, state_tensors
-from policy_worker.rows.group_reading import AcceptedGroup, PayloadReader, StorePlace
+from policy_worker.rows.group_reading import AcceptedGroup
+from policy_worker.rows.payload_reader import PayloadReader, StorePlace
 from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_shards import Fetch, RowShard
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
-from policy_worker.step.optimizer import apply_update
-from policy_worker.step.reduction import Reduction
+from policy_worker.step.reduction import Update
 from policy_worker.step.stats import Stats
 
 Taken = NewType("Taken", int)
@@ -106,16 +99,13 @@ class Trainer:
         self.gradients = Gradients(
             self.state, self.device, frozen, self.replica, self.on_progress, self.step_left
         )
+        self.update = Update(self.gradients)
         self._checkpointer: Checkpointer | None = None
         self._publisher: ReplicaPublisher | None = None
         self._initial = True
         """The state is still the one that model.path gave."""
         self._mesh: ProcessMesh | None = None
         self._epoch = MeshEpoch(0)
-        self._scratch: Tensor | None = None
-        self._reduction: Reduction | None = None
-        self._norms: dict[str, float] = {}
-        self._sums: dict[str, float] = {}
         self._digest: tuple[Version, str] = (NO_VERSION, "")
         self._taken: dict[Taken, RowShard | None] = {}
         """Shares that were read in the open step; None for one that was added."""
@@ -304,13 +294,11 @@ class Trainer:
         if not last or self._mesh is None:
             self.gradients.add_share(share)
             return
-        reduction = self._reduction = Reduction(self._mesh, self.gradients, self._scratch_buffer())
         try:
-            self.gradients.add_share(share, reduction.during_backward)
+            self.gradients.add_share(share, self.update.start(self._mesh).during_backward)
         except BadGroup:
-            if reduction.started:
-                self.abandon()  # the other members have a part of what is void now
-            self._reduction = None
+            if not self.update.cancel():
+                self.abandon()
             raise
 
     @on_every_rank
@@ -323,55 +311,17 @@ class Trainer:
 
     @on_every_rank
     def reduce(self) -> Stats:
-        """Sums the gradients of all members into a scratch buffer, for commit(). Local gradients
-        are untouched. Returns this replica's stats of the step, grad_norm of each part (before
-        clipping) included. Raises EpochCancelled or MeshError."""
-        reduction, self._reduction = self._reduction, None
-        scratch = self._scratch_buffer()
-
-        def reduce() -> None:
-            mesh = self._need_mesh()
-            attempt = reduction or Reduction(mesh, self.gradients, scratch)
-            try:
-                attempt.finish(self.on_progress)
-            except (EpochCancelled, MeshError):
-                if not mesh.settled:
-                    # Something may write to it still, in the middle of the next reduction.
-                    self._scratch = None
-                raise
-
-        self._on_all_ranks(reduce)
-        self._norms = {
-            part: float(squared_norm([scratch[where]], self.replica).sqrt())
-            for part, where in self.gradients.part_slices.items()
-        }
-        names = self.gradients.objective.summed
-        totals = self.replica.all_sum(self.gradients.sums_of(scratch).clone()).tolist()
-        self._sums = dict(zip(names, totals, strict=True))
-        stats = Stats()
-        stats.merge(self.replica.gather(self.gradients.stats.entries))
-        # Stats are finite numbers; a norm that is not shows as 0, and as an update that is skipped.
-        for part, norm in self._norms.items():
-            name = "grad_norm" if part == self.state.main else f"grad_norm_{part}"
-            stats.set(name, norm if math.isfinite(norm) else 0.0)
-        finite = all(map(math.isfinite, [*self._norms.values(), *self._sums.values()]))
-        stats.set("update_skipped", 0.0 if finite else 1.0)
-        return stats
-
-    def _scratch_buffer(self) -> Tensor:
-        """float32 [gradients.size]: what the mesh reduces."""
-        if self._scratch is None:
-            self._scratch = torch.zeros(self.gradients.size, device=self.device)
-        return self._scratch
+        """Sums the gradients of all members for commit(); local gradients are untouched. Returns
+        this replica's stats of the step, grad_norm of each part (before clipping) included. Raises
+        EpochCancelled or MeshError."""
+        self._on_all_ranks(lambda: self.update.reduce(self._need_mesh(), self.on_progress))
+        return self.update.measured()
 
     @on_every_rank
     def commit(self, version: Version, lr: float) -> None:
         """Applies the reduced gradients: the state is ``version`` now, one step further."""
-        if self._scratch is None:
-            raise RuntimeError("nothing was reduced")
         self._before_change()
-        told = {"norms": self._norms, "sums": self._sums}
-        apply_update(self.state, self.gradients, self._scratch, **told, version=version, lr=lr)
+        self.update.apply(version, lr)
         self._initial = False
 
     # -- out ----------------------------------------------------------------------------------
@@ -445,9 +395,7 @@ class Trainer:
             self._publisher.before_change()
 
     def _leave_mesh(self) -> None:
-        if self._reduction is not None:
-            # What it has started may still write to the buffer.
-            self._reduction = self._scratch = None
+        self.update.mesh_is_left()
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.abandon()

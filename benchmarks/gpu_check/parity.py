@@ -16,7 +16,8 @@ from benchmarks.gpu_check.models import (
     trained_tokens,
 )
 from paceline.ids import Step, Version
-from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.batch import StepTotals
+from policy_worker.rows.group_reading import decode
 
 ROW_TOKENS = 512
 BOUNDS = {"float32": (1e-4, 1e-4), "bfloat16": (5e-2, 5e-2)}

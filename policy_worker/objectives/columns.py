@@ -7,7 +7,7 @@ gradients of parts add up to that of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.schema import Config
-from policy_worker.objectives.batch import Floats, Ints
+from paceline.config.sections.scorers import named_scorer
+from policy_worker.objectives.batch import Floats, Ints, StepTotals, TokenBatch, scored_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,39 @@ class TokenColumns(Generic[Array]):
             scored={name: chosen(column) for name, column in self.scored.items()},
             pairs=None if self.pairs is None else self.pairs.of(row, device, self.sequences),
         )
+
+
+def token_columns(
+    batch: TokenBatch, advantages: NDArray[np.float64], totals: StepTotals, config: Config
+) -> TokenColumns[np.ndarray]:
+    """Columns of a batch of whole groups. ``advantages``: [S] or, for tokens, [C]. Tokens older
+    than the plan allows do not train."""
+    loss, length = config.train.loss, batch.length
+    scorer = named_scorer(loss.reference)
+    advantage = advantages.astype(np.float32)
+    age = staleness(batch.version, totals.step, totals.version_epochs)
+    trained = batch.trained * (age <= totals.token_age).astype(np.float32)
+    return TokenColumns(
+        behaviour=batch.behaviour,
+        advantage=np.repeat(advantage, length) if len(advantage) == len(length) else advantage,
+        weight=token_weights(trained, length, totals.tokens, totals.sequences, config),
+        trained=trained,
+        staleness=age.astype(np.float32),
+        sequence_of=np.repeat(np.arange(len(length)), length),
+        sequences=len(length),
+        reference=scored_by(batch, scorer) if scorer and loss.kl_coef else None,
+        scored=batch.scored,
+    )
+
+
+def staleness(version: Ints, step: int, epochs: Sequence[tuple[int, int]]) -> Ints:
+    """Steps between the state that produced each token and the one that step ``step`` starts from.
+    ``epochs``: (first_version, offset) of each VersionEpoch of the plan. Version v, up to the next
+    first_version, is the state after step v - offset. Never below 0."""
+    first, offset = np.array(sorted(epochs) or [(0, 0)], dtype=np.int64).T
+    epoch = np.clip(np.searchsorted(first, version, side="right") - 1, 0, None)
+    age: Ints = np.maximum(step - 1 - (version - offset[epoch]), 0)
+    return age
 
 
 def token_weights(

@@ -1,4 +1,4 @@
-"""Part of the state of an objective: one model, which is trained or frozen."""
+"""Objectives: the models that they train or ask, their columns, and their loss of a row."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paceline.config.fields import Section
 from paceline.config.schema import Config
 from paceline.config.sections.objective_options import NoOptions
 from paceline.config.sections.scorers import named_scorer
-from policy_worker.objectives.batch import StepTotals, TokenBatch, scored_by, staleness
-from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights
+from policy_worker.objectives.batch import StepTotals, TokenBatch
+from policy_worker.objectives.columns import TokenColumns, TokenScores, token_columns
 
 POLICY = "policy"
 """The language model that is trained, and the only part that is published to rollout workers."""
@@ -26,6 +26,8 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """Part of the state of an objective: one model, which is trained or frozen."""
+
     name: str
     head: Literal["lm", "scalar"] = "lm"
     """lm: log-probs of tokens. scalar: a linear head [1, D] without bias, one number at each
@@ -137,26 +139,7 @@ class Objective(ABC):
 
     def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
         """Columns of a batch of whole groups. Tokens older than the plan allows do not train."""
-        loss = self.config.train.loss
-        name = named_scorer(loss.reference)
-        advantage = self.advantages(batch, totals).astype(np.float32)
-        if len(advantage) == len(batch.length):
-            advantage = np.repeat(advantage, batch.length)
-        age = staleness(batch.version, totals.step, totals.version_epochs)
-        trained = batch.trained * (age <= totals.token_age).astype(np.float32)
-        return TokenColumns(
-            behaviour=batch.behaviour,
-            advantage=advantage,
-            weight=token_weights(
-                trained, batch.length, totals.tokens, totals.sequences, self.config
-            ),
-            trained=trained,
-            staleness=age.astype(np.float32),
-            sequence_of=np.repeat(np.arange(len(batch.length)), batch.length),
-            sequences=len(batch.length),
-            reference=scored_by(batch, name) if name and loss.kl_coef else None,
-            scored=batch.scored,
-        )
+        return token_columns(batch, self.advantages(batch, totals), totals, self.config)
 
     def contributing(
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]

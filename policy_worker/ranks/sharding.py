@@ -211,9 +211,3 @@ def local_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:
     """``state.named_weights()`` as this rank stores them: views of its slices, no communication."""
     for name, tensor in state.named_weights():
         yield name, local_tensor(tensor)
-
-
-def squared_norm(tensors: list[Tensor], replica: Replica) -> Tensor:
-    """Collective: sum of squares over all ranks' slices, float32 scalar, equal on every rank."""
-    norms = torch.stack([torch.linalg.vector_norm(t.float()) for t in tensors if t.numel()])
-    return replica.all_sum(norms.square().sum())

@@ -1,41 +1,36 @@
-"""Reading of groups: payloads from the store, compared with what the controller accepted.
-
-A payload that the store does not have is lost; a store that does not answer only delays. What has
-arrived is not asked for again.
+"""Reading of groups: their payloads become columns, compared with what the controller accepted.
 
 The rollout services check a group in full before it is accepted. Here its digest says that the
 bytes are still those; its tokens have to be in the vocabulary, because one outside it ends a CUDA
 process, and its numbers finite, because one that is not would make the whole step void.
+
+Everything after this file works on whole arrays. The only Python loop over completions is the one
+that collects their bytes.
 """
 
-import asyncio
-import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
-from paceline.ids import TaskId
-from paceline.payloads.open_store import open_payloads
-from paceline.payloads.store import Payloads, PayloadStore, StoreUnavailable, payload_digest
+from paceline.payloads.store import Payloads, payload_digest
 from paceline.payloads.store import decode as decode_payload
-from paceline.process.structured_log import event
-from paceline.process.threads import BackgroundLoop
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.batch import (
-    LISTED,
     BadGroup,
     GroupKey,
     GroupLengths,
+    Ints,
     TokenBatch,
-    check_values,
     key_of,
-    refuse_groups,
 )
 
-log = logging.getLogger(__name__)
+LISTED = 8
+"""Groups that the message of one error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,77 +91,117 @@ def _parsed(payload: bytes, accepted: AcceptedGroup) -> rollout_pb2.Group | str:
     return group if key_of(group) == accepted.key else f"is of {group.task.task_id}"
 
 
-def check_groups(
-    batch: TokenBatch,
-    groups: Sequence[rollout_pb2.Group],
-    accepted: Sequence[AcceptedGroup],
-    vocabulary: int,
-) -> None:
-    """Raises BadGroup: the step's totals are sums of what was accepted."""
+def read_batch(
+    groups: Sequence[rollout_pb2.Group], accepted: Sequence[AcceptedGroup], vocabulary: int
+) -> TokenBatch:
+    """Columns of ``groups``. Raises BadGroup with those that contradict themselves, that no model
+    of ``vocabulary`` tokens can train, or that have other counts than were ``accepted``: the step's
+    totals are sums of these."""
+    batch = decode(groups)
     check_values(batch, groups, vocabulary)
     ends = np.cumsum(batch.sequences)
     tokens = np.bincount(np.repeat(batch.group_of, batch.length), batch.trained, len(groups))
     wrong = []
     for g, (group, end) in enumerate(zip(accepted, ends, strict=True)):
         lengths = tuple(batch.length[end - batch.sequences[g] : end].tolist())
-        same = (len(lengths), int(tokens[g])) == (group.sequences, group.tokens)
-        rows = (int(batch.prompt_length[g]), lengths) == (group.prompt_tokens, group.lengths)
-        if (group.sequences and not same) or (group.lengths and not rows):
+        counts = (len(lengths), int(tokens[g])) == (group.sequences, group.tokens)
+        sizes = (int(batch.prompt_length[g]), lengths) == (group.prompt_tokens, group.lengths)
+        if (group.sequences and not counts) or (group.lengths and not sizes):
             wrong.append(g)
     refuse_groups(groups, np.array(wrong, np.int64), "it has other counts than were accepted")
+    return batch
 
 
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 2.0
-LOOK_S = 0.05
-"""Time after which a blocked reader asks again whether it is to give up."""
+def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
+    """Columns of ``groups``, in their order. Raises BadGroup with those that contradict themselves.
+
+    The digest only says that a payload is what its worker sent. One column of another length would
+    shift the numbers of all sequences after it.
+    """
+    completions = [completion for group in groups for completion in group.completions]
+    tokens = [c.tokens for c in completions]
+    masks = [c.loss_mask or b"\x01" * (len(c.tokens) // 4) for c in completions]
+    spans = [span for c in completions for span in c.versions]
+    rewards = [reward for c in completions for reward in c.token_rewards]
+    scorers = set().union(*(c.columns for c in completions))
+    sequences = _ints(len(g.completions) for g in groups)
+    size = _ints(map(len, tokens))
+    length = size // 4
+    wrong = (size == 0) | (size % 4 > 0) | (_ints(map(len, masks)) * 4 != size)
+    wrong |= _ints(len(c.logprobs) for c in completions) != size
+    wrong |= _ints(sum(s.length for s in c.versions) for c in completions) != length
+    wrong |= np.repeat(_ints(len(g.prompt_tokens) % 4 for g in groups) > 0, sequences)
+    for name in scorers:
+        wrong |= _ints(len(c.columns.get(name, b"")) for c in completions) != size
+    if rewards:
+        wrong |= np.array(
+            [_misplaced(c.token_rewards, n) for c, n in zip(completions, length, strict=True)]
+        )
+    refuse_groups(
+        groups,
+        np.unique(np.repeat(np.arange(len(groups)), sequences)[wrong]),
+        "its tokens, log-probs, masks, versions, numbers of scorers and token rewards do not fit "
+        "one another",
+    )
+    starts = np.repeat(np.cumsum(length) - length, _ints(len(c.token_rewards) for c in completions))
+    return TokenBatch(
+        prompt_tokens=_joined([g.prompt_tokens for g in groups], "<i4").astype(np.int64),
+        prompt_length=_ints(len(g.prompt_tokens) // 4 for g in groups),
+        sequences=sequences,
+        tokens=_joined(tokens, "<i4").astype(np.int64),
+        length=length,
+        behaviour=_joined([c.logprobs for c in completions], "<f4").astype(np.float32),
+        trained=_joined(masks, np.uint8).astype(np.float32),
+        version=np.repeat(_ints(s.version for s in spans), _ints(s.length for s in spans)),
+        reward=np.array([c.reward for c in completions], dtype=np.float64),
+        rewarded=_ints(r.token for r in rewards) + starts,
+        token_reward=np.array([r.reward for r in rewards], dtype=np.float64),
+        scored={
+            name: _joined([c.columns[name] for c in completions], "<f4").astype(np.float32)
+            for name in sorted(scorers)
+        },
+        truncated=np.array([c.finish_reason for c in completions])
+        == rollout_pb2.FINISH_REASON_LENGTH,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class StorePlace:
-    """The place of the payloads of a run: arguments of open_payloads()."""
-
-    urls: Sequence[str]
-    run_id: str
-    redis_url: str
+def _misplaced(rewards: Sequence[rollout_pb2.TokenReward], length: int) -> bool:
+    """True if ``rewards`` name a token that is not there, or not in rising order."""
+    places = [reward.token for reward in rewards]
+    return any(a >= b for a, b in pairwise([-1, *places, length]))
 
 
-class PayloadReader:
-    """For the thread of a rank that has no session with the controller."""
-
-    def __init__(self, place: StorePlace) -> None:
-        """Raises BadInput if the store cannot be opened on this host."""
-        self._store = open_payloads(place.urls, place.run_id, place.redis_url)
-        self._background = BackgroundLoop("payloads")
-
-    def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:
-        """The payload of each of ``keys``, in their order, and None for one that is lost. None
-        instead of a list if ``over()`` turned true first."""
-        reading = self._background.submit(read_payloads(self._store, keys))
-        while not wait([reading], LOOK_S).done:
-            if over():
-                reading.cancel()
-                return None
-        return reading.result()
-
-    def close(self) -> None:
-        self._background.run(self._store.close())
-        self._background.close()
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array([*values], dtype=np.int64)
 
 
-async def read_payloads(store: PayloadStore, keys: Sequence[tuple[str, int]]) -> Payloads:
-    """One payload for each of ``keys`` (task id, attempt), in their order; None for one that is
-    lost. Cancel it to give up."""
-    refs = [(TaskId(task_id), attempt) for task_id, attempt in keys]
-    found: Payloads = []
-    pause_s = FIRST_RETRY_S
-    while len(found) < len(refs):
-        try:
-            async for payload in store.stream(refs[len(found) :]):
-                found.append(payload)
-                pause_s = FIRST_RETRY_S
-        except StoreUnavailable as error:
-            event(log, "payloads delayed", logging.WARNING, have=len(found), why=str(error))
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
-    return found
+def _joined(parts: Sequence[bytes], dtype: Any) -> NDArray[Any]:
+    return np.frombuffer(b"".join(parts), dtype=dtype)
+
+
+def refuse_groups(groups: Sequence[rollout_pb2.Group], which: Ints, why: str) -> None:
+    """Raises BadGroup with the groups ``which``, if any."""
+    if keys := [key_of(groups[int(g)]) for g in which]:
+        names = ", ".join(task_id for task_id, _ in keys[:LISTED])
+        raise BadGroup(f"group {names}: {why}", keys)
+
+
+def check_values(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], vocabulary: int) -> None:
+    """Raises BadGroup with the groups that have a token id outside the ``vocabulary``, or a number
+    that is not finite."""
+    group_of = batch.group_of
+    of_token = np.repeat(group_of, batch.length)
+    of_prompt = np.repeat(np.arange(len(groups)), batch.prompt_length)
+    ids = np.concatenate([batch.tokens, batch.prompt_tokens])
+    strange = (ids < 0) | (ids >= vocabulary)
+    if strange.any():
+        unknown = np.unique(np.concatenate([of_token, of_prompt])[strange])
+        why = f"token {ids[strange][0]} is outside the vocabulary, the model knows {vocabulary}"
+        refuse_groups(groups, unknown, why)
+    numbers: list[tuple[NDArray[Any], Ints]] = [
+        (batch.reward, group_of),
+        (batch.token_reward, of_token[batch.rewarded]),
+        *((column, of_token) for column in (batch.behaviour, *batch.scored.values())),
+    ]
+    broken = [place[~np.isfinite(column)] for column, place in numbers]
+    refuse_groups(groups, np.unique(np.concatenate(broken)), "log-probs or rewards are not finite")

@@ -29,15 +29,14 @@ from policy_worker.objectives.batch import (
     Ints,
     StepTotals,
     TokenBatch,
-    decode,
     key_of,
 )
 from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
 from policy_worker.objectives.objective import Objective
 from policy_worker.rows.group_reading import (
     AcceptedGroup,
-    check_groups,
     planned_lengths,
+    read_batch,
     read_groups,
 )
 from policy_worker.rows.packing import attended_tokens, plan_rows
@@ -212,8 +211,7 @@ class _Held:
         """Raises BadGroup."""
         self.groups = dict(sorted({**self.groups, **groups}.items()))
         present, every = [*self.groups], [*self.groups.values()]
-        self.batch = decode(every)
-        check_groups(self.batch, every, [self.accepted[g] for g in present], self.vocabulary)
+        self.batch = read_batch(every, [self.accepted[g] for g in present], self.vocabulary)
         self.columns = self.objective.columns(self.batch, self.totals)
         # Sequences of groups that are not here are counted by what was planned.
         sizes = np.array([len(group.lengths) for group in self.accepted])

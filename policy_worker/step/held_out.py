@@ -7,8 +7,9 @@ import torch
 
 from paceline.ids import Step
 from paceline.v1 import rollout_pb2
-from policy_worker.objectives.batch import BadGroup, Ints, StepTotals, decode
+from policy_worker.objectives.batch import BadGroup, Ints, StepTotals
 from policy_worker.objectives.columns import trained_by_sequence
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.row_shards import RowShard
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.stats import Stats, measure
@@ -58,7 +59,7 @@ def _one_row_a_group(
         torch.cuda.empty_cache()
     named, why = share.in_words(row, error)
     if gradients.replica.size > 1:
-        raise gradients.replica.given_up(f"held-out rows: {why}") from error
+        raise gradients.replica.given_up(f"held-out groups: {why}") from error
     if len(named) == 1:
         raise BadGroup(why, named, "out_of_memory") from error
     group_of = share.batch.group_of[row]

@@ -8,8 +8,6 @@ same bit for bit as with moments that stay there. A step moves 16 bytes a parame
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,13 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from paceline.config.sections.training import TrainConfig
-from paceline.ids import Step, Version
 from paceline.payloads.transfer_limits import slices
-from paceline.process.structured_log import event
-from policy_worker.model.train_state import TrainState, local_tensor
-from policy_worker.step.gradients import Gradients
-
-log = logging.getLogger(__name__)
+from policy_worker.model.train_state import local_tensor
 
 
 def build_optimizer(
@@ -60,53 +53,6 @@ def build_optimizer(
                 "exp_avg_sq": zeros(parameter),
             }
     return optimizer
-
-
-def apply_update(
-    state: TrainState,
-    gradients: Gradients,
-    reduced: Tensor,
-    *,
-    norms: Mapping[str, float],
-    sums: Mapping[str, float],
-    version: Version,
-    lr: float,
-) -> None:
-    """Applies ``reduced``, float32 [gradients.size], which is consumed. ``norms``: of each part's
-    gradient, over all ranks; each is clipped by itself. ``sums``: of the objective, over all ranks.
-    ``lr``: the plan's.
-
-    The state is ``version`` afterwards, and no local gradients are left. A gradient that is not
-    finite changes no part: all replicas see the same norms, so all of them skip the update.
-
-    It reads nothing but ``reduced``, ``norms``, ``sums``, ``lr`` and the state, all of which are
-    equal on every replica. So the new weights are equal bit for bit, too (on machines of one kind).
-    """
-    largest = state.config.train.optimizer.max_grad_norm
-    if not all(map(math.isfinite, [*norms.values(), *sums.values()])):
-        event(log, "gradient not finite, update skipped", logging.ERROR, version=version)
-    else:
-        with torch.no_grad():
-            for part, where in gradients.part_slices.items():
-                if largest is not None and norms[part] > largest:
-                    reduced[where].mul_(largest / (norms[part] + 1e-6))
-            parts = zip(gradients.parameters, gradients.views(reduced), strict=True)
-            for parameter, part in parts:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                local_tensor(parameter.grad).copy_(part)
-            scalars = {name: float(number) for name, number in state.scalars.items()}
-            for name in gradients.objective.resting(scalars):
-                for parameter in state.parts[name].parameters():
-                    parameter.grad = None  # no decay either, and no step of the moments
-            for group in state.optimizer.param_groups:
-                group["lr"] = lr * group["lr_scale"]
-            state.optimizer.step()
-            for name, number in gradients.objective.advance(scalars, sums).items():
-                state.scalars[name].fill_(number)
-    gradients.clear()
-    state.step = Step(state.step + 1)
-    state.version = version
 
 
 BUCKET = 1 << 24

@@ -153,7 +153,7 @@ class Trap:
     # -- policy worker ------------------------------------------------------------------------
 
     def _idle(self) -> None:
-        self._before(_module("policy_worker.main").PolicyWorker, "next_plan")
+        self._before(_module("policy_worker.training_steps").TrainingSteps, "next_plan")
 
     def _forward(self) -> None:
         self._before(_module("policy_worker.step.gradients").Gradients, "_add_row")
@@ -169,7 +169,7 @@ class Trap:
 
             return vote
 
-        self._replace(_module("policy_worker.main").PolicyWorker, "vote", make)
+        self._replace(_module("policy_worker.training_steps").TrainingSteps, "vote", make)
 
     def _commit(self) -> None:
         self._before(_module("policy_worker.trainer").Trainer, "commit")

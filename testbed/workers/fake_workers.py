@@ -23,7 +23,7 @@ from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable, encode,
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
-from policy_worker.rows.group_reading import read_payloads
+from policy_worker.rows.payload_reader import read_payloads
 
 
 @dataclass

@@ -45,8 +45,8 @@ def alone(trainer: Trainer, epoch: int) -> torch.Tensor:
     """The local gradients, by a reduction without others."""
     trainer.form(EpochMesh(epoch, 0, 1, "", "run", ""))
     trainer.reduce()
-    assert trainer._scratch is not None
-    return trainer._scratch.clone()
+    assert trainer.update.scratch is not None
+    return trainer.update.scratch.clone()
 
 
 @pytest.mark.parametrize("share", [2, 4], ids=["both compute", "one computes"])
@@ -57,8 +57,8 @@ def test_both_have_the_sum_whoever_computes_what(trainers: list[Trainer], share:
         trainer = trainers[member]
         add(trainer, shards[member], last=True)
         trainer.reduce()
-        assert trainer._scratch is not None
-        return trainer._scratch.clone()
+        assert trainer.update.scratch is not None
+        return trainer.update.scratch.clone()
 
     sums = on_all(2, step)
     assert torch.equal(sums[0], sums[1])

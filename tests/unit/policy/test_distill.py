@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
-from policy_worker.objectives.batch import BadGroup, decode
+from policy_worker.objectives.batch import BadGroup
 from policy_worker.objectives.columns import TokenScores
 from policy_worker.objectives.load import load_objective
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
 from policy_worker.toy_step import CPU, random_groups, totals_of
 from tests.fixtures.configs import config_of

@@ -19,9 +19,10 @@ from torch import Tensor
 from paceline.config.objectives import FAMILY
 from paceline.config.sections.training import LossConfig, TrainConfig
 from policy_worker.objectives.advantages import EPSILON, advantages_of, chosen_tokens
-from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.columns import TokenColumns, token_weights
 from policy_worker.objectives.grpo import grpo_loss
+from policy_worker.rows.group_reading import decode
 from tests.fixtures.policy_models import make_config, make_group
 
 TRL: dict[str, Any] = json.loads(

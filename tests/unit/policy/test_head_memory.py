@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from paceline.model_head import MIB, head_scratch_bytes, tokens_per_chunk
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, score
-from policy_worker.objectives.batch import decode
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
 from tests.fixtures.live_memory import LiveMemory
 from tests.fixtures.policy_models import make_group

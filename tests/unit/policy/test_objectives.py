@@ -16,9 +16,9 @@ from paceline.config.objectives import BUILT_IN
 from paceline.config.sections.objective_options import DpoOptions
 from paceline_launcher.cli import app
 from policy_worker.conformance import conformance
-from policy_worker.objectives.batch import decode
 from policy_worker.objectives.load import ObjectiveError, check_options, objective_class
 from policy_worker.objectives.objective import Loss, Objective
+from policy_worker.rows.group_reading import decode
 from policy_worker.toy_step import totals_of
 from testbed.nested_settings import nested
 from tests.fixtures.policy_models import make_config, make_group

@@ -11,9 +11,9 @@ from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.model.heads import score
 from policy_worker.model.host_memory import keep_on_host
 from policy_worker.model.policy_model import blocks_of
-from policy_worker.objectives.batch import decode
 from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sharding import load_sharded
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
 from policy_worker.rows.replica import Replica
 from policy_worker.step import optimizer as moments

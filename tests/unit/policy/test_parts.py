@@ -10,12 +10,12 @@ from policy_worker.checkpoint.export import ExportError, export
 from policy_worker.checkpoint.shards import WEIGHTS, stored_tensors
 from policy_worker.model.heads import values
 from policy_worker.model.policy_model import ModelError, load_model
-from policy_worker.objectives.batch import decode
 from policy_worker.objectives.load import ObjectiveError, load_objective
 from policy_worker.objectives.objective import Objective, Part
 from policy_worker.publisher import PublishingPlace
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.ranks.state_transfer import state_tensors
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
 from policy_worker.rows.replica import Replica
 from policy_worker.trainer import Trainer
@@ -153,8 +153,8 @@ def test_a_part_whose_gradient_is_not_finite_leaves_all_parts_as_they_are(model)
     trainer = trained(config_of(model))
     before = all_bits(trainer.state)
     trainer.reduce()
-    trainer._scratch[trainer.gradients.part_slices["critic"]] = float("nan")
-    trainer._norms["critic"] = float("nan")
+    trainer.update.scratch[trainer.gradients.part_slices["critic"]] = float("nan")
+    trainer.update.norms["critic"] = float("nan")
     trainer.commit(3, 1e-2)
     assert_same_bits(before, all_bits(trainer.state))
 

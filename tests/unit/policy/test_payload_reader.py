@@ -11,8 +11,8 @@ import pytest
 from paceline.errors import BadInput
 from paceline.payloads.file_payloads import FilePayloads
 from paceline.payloads.store import Ref, StoreUnavailable
-from policy_worker.rows import group_reading as payload_reader
-from policy_worker.rows.group_reading import PayloadReader, StorePlace, read_payloads
+from policy_worker.rows import payload_reader
+from policy_worker.rows.payload_reader import PayloadReader, StorePlace, read_payloads
 
 KEYS = [(f"t{n}", 1) for n in range(4)]
 

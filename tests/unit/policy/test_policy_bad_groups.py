@@ -1,8 +1,6 @@
 """One group that cannot be trained is named, and the gradients of the others are what they would
 be."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -14,8 +12,8 @@ from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.grpo import Grpo
 from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.rows.row_forwards import RowForwards
-from policy_worker.shard_gradients import ShardGradients
 from policy_worker.trainer import Trainer
+from policy_worker.training_steps import TrainingSteps
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.group_meta import submitted
 from tests.fixtures.policy_models import make_config, random_groups
@@ -75,25 +73,25 @@ def trainer(tmp_path):
 
 
 def compute(trainer, control, plan):
-    shard = ShardGradients(control, trainer, PolicyReport())
-    result = shard.compute(plan, lambda: False)
+    steps = TrainingSteps(control, trainer, PolicyReport(), None, None, None)
+    complete = steps.add_shard(plan) is not None
     scratch = torch.full((trainer.gradients.size,), float("nan"))
     trainer.gradients.flatten(scratch)
-    return result, scratch
+    return complete, scratch
 
 
 def undisturbed(trainer, groups):
-    result, gradient = compute(trainer, Controller(groups), sealed_plan(groups))
+    complete, gradient = compute(trainer, Controller(groups), sealed_plan(groups))
     trainer.gradients.clear()
-    assert result.complete and gradient.abs().sum() > 0
+    assert complete and gradient.abs().sum() > 0
     return gradient
 
 
 def test_every_lost_payload_is_named_at_once_and_nothing_is_added(trainer, groups):
     control = Controller(groups)
     del control.payloads["t1"], control.payloads["t3"]
-    result, gradient = compute(trainer, control, plan_of(groups))
-    assert not result.complete
+    complete, gradient = compute(trainer, control, plan_of(groups))
+    assert not complete
     assert control.heard == [("payload_lost", ("t1", "t3"))]
     assert (gradient == 0).all()
 
@@ -132,8 +130,8 @@ def test_a_payload_that_contradicts_its_facts_is_rejected_by_its_name(trainer, g
     plan = plan_of(groups)
     control = Controller([rollout_pb2.Group.FromString(g.SerializeToString()) for g in groups])
     damage(control.payloads["t2"], kind)
-    result, gradient = compute(trainer, control, plan)
-    assert not result.complete
+    complete, gradient = compute(trainer, control, plan)
+    assert not complete
     assert control.heard == [("payload_invalid", ("t2",))]
     assert "t2" in control.detail
     assert (gradient == 0).all()
@@ -153,8 +151,8 @@ def test_a_store_that_returns_other_bytes_is_found_out(trainer, groups):
     plan = sealed_plan(groups)
     control = Controller([rollout_pb2.Group.FromString(g.SerializeToString()) for g in groups])
     control.payloads["t2"].completions[0].reward += 0.5
-    result, gradient = compute(trainer, control, plan)
-    assert not result.complete
+    complete, gradient = compute(trainer, control, plan)
+    assert not complete
     assert control.heard == [("payload_invalid", ("t2",))]
     assert "t2 is not what was submitted" in control.detail
     assert (gradient == 0).all()
@@ -173,8 +171,8 @@ def test_bytes_that_are_no_group_are_found_out(trainer, groups):
     plan = plan_of(groups)  # of a journal without digests
     control = Controller(groups)
     control.fetch = lambda keys, over: [b"\xff" * 9 for _ in keys]
-    result, _ = compute(trainer, control, plan)
-    assert not result.complete
+    complete, _ = compute(trainer, control, plan)
+    assert not complete
     assert control.heard == [("payload_invalid", ("t0", "t1", "t2", "t3", "t4"))]
 
 
@@ -209,8 +207,8 @@ def test_a_row_of_several_groups_that_is_too_large_is_computed_group_by_group(
     expected = undisturbed(trainer, groups)
     rows = out_of_memory_above(monkeypatch, 3)
     control = Controller(groups)
-    result, gradient = compute(trainer, control, plan_of(groups))
-    assert result.complete and control.heard == []
+    complete, gradient = compute(trainer, control, plan_of(groups))
+    assert complete and control.heard == []
     assert len(rows) > 1 and all(len(g) == 1 for _, g, _ in rows[1:])
     torch.testing.assert_close(gradient, expected, atol=2e-7, rtol=2e-4)
 
@@ -223,15 +221,13 @@ def test_a_group_whose_row_does_not_fit_into_memory_is_named_and_the_rest_is_tra
     expected = undisturbed(trainer, others)
     out_of_memory_above(monkeypatch, 99, poison=(40,))
     control = Controller(groups)
-    began, add = [], trainer.add
-    trainer.add = lambda *args, **named: (began.append(time.monotonic()), add(*args, **named))
-    result, gradient = compute(trainer, control, plan_of(groups))
-    assert not result.complete and result.fetched <= began[-1]
+    complete, gradient = compute(trainer, control, plan_of(groups))
+    assert not complete
     assert control.heard == [("out_of_memory", ("t3",))]
     assert "prompts included" in control.detail and "80 GiB" in control.detail
     assert (gradient == 0).all(), "a part of the row was in the gradients"
-    result, gradient = compute(trainer, control, plan_of(others))
-    assert result.complete
+    complete, gradient = compute(trainer, control, plan_of(others))
+    assert complete
     torch.testing.assert_close(gradient, expected, atol=2e-7, rtol=2e-4)
 
 
@@ -246,8 +242,8 @@ def test_a_suspect_is_computed_by_itself_after_the_controller_knows(trainer, gro
         real(taken)
 
     trainer.add = add
-    result, gradient = compute(trainer, control, plan_of(groups, suspects=("t1", "t4")))
-    assert result.complete
+    complete, gradient = compute(trainer, control, plan_of(groups, suspects=("t1", "t4")))
+    assert complete
     assert control.heard == [
         ("add", ("t0", "t2", "t3")),
         ("try", ("t1",)),
@@ -262,6 +258,6 @@ def test_a_suspect_is_computed_by_itself_after_the_controller_knows(trainer, gro
 def test_a_suspect_is_not_computed_once_the_attempt_at_the_step_is_over(trainer, groups):
     control = Controller(groups)
     control.stands = False
-    result, _ = compute(trainer, control, plan_of(groups, suspects=("t1",)))
-    assert not result.complete
+    complete, _ = compute(trainer, control, plan_of(groups, suspects=("t1",)))
+    assert not complete
     assert control.heard == [("try", ("t1",))]

@@ -8,7 +8,8 @@ from controller.services.validation import check_stats
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.payloads.group_limits import GroupLimits
 from paceline.v1 import rollout_pb2
-from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.batch import StepTotals
+from policy_worker.rows.group_reading import decode
 from policy_worker.step.stats import Stats
 from tests.fixtures.group_meta import accepted
 from tests.fixtures.policy_models import make_config, random_groups, tiny_network

@@ -7,7 +7,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from controller.ledger.specs import LearningRate
 from policy_worker.model.policy_model import ModelError, load_model
-from policy_worker.objectives.batch import staleness
+from policy_worker.objectives.columns import staleness
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer

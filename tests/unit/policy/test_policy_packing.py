@@ -7,8 +7,8 @@ import torch
 from paceline.model_head import MIB
 from policy_worker.model import attention
 from policy_worker.model.heads import score
-from policy_worker.objectives.batch import decode
 from policy_worker.rows import packing
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
 from tests.fixtures.policy_models import make_group, random_groups, tiny_network
 

@@ -74,8 +74,8 @@ def step(trainer: Trainer, side: Doubling | None = None, *, last: bool = True) -
 
 def scratch_of(trainer: Trainer) -> torch.Tensor:
     trainer.reduce()
-    assert trainer._scratch is not None
-    return trainer._scratch.clone()
+    assert trainer.update.scratch is not None
+    return trainer.update.scratch.clone()
 
 
 def phases(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
@@ -139,12 +139,12 @@ def test_a_buffer_that_is_being_reduced_is_not_used_after_the_mesh_was_left(
     trainer, monkeypatch
 ) -> None:
     step(trainer, Doubling(phases(trainer, monkeypatch)))
-    memory = trainer._scratch.data_ptr()
-    held = trainer._scratch
+    memory = trainer.update.scratch.data_ptr()
+    held = trainer.update.scratch
     trainer.abandon()
     form_alone(trainer, next(EPOCHS))
     trainer.reduce()
-    assert trainer._scratch.data_ptr() != memory
+    assert trainer.update.scratch.data_ptr() != memory
     del held
 
 
@@ -222,11 +222,11 @@ def fail(trainer, side, error, *, cancelled=False):
 def test_an_all_reduce_is_never_retried_over_a_partly_reduced_buffer(added):
     trainer = added
     expected = scratch_of(trainer)
-    memory = trainer._scratch.data_ptr()
+    memory = trainer.update.scratch.data_ptr()
     fail(trainer, BrokenSide(ends=True), MeshError)
     form_alone(trainer, next(EPOCHS))
     assert torch.equal(scratch_of(trainer), expected)
-    assert trainer._scratch.data_ptr() == memory, "what has ended leaves its buffer for reuse"
+    assert trainer.update.scratch.data_ptr() == memory, "what has ended leaves its buffer for reuse"
 
 
 def test_the_buffer_of_an_operation_that_does_not_end_is_never_used_again(added):
@@ -238,7 +238,7 @@ def test_the_buffer_of_an_operation_that_does_not_end_is_never_used_again(added)
     trainer.reduce()
     for operation in side.operations:
         operation.write()
-    assert torch.equal(trainer._scratch, expected)
+    assert torch.equal(trainer.update.scratch, expected)
     trainer.commit(1, 1e-3)
     assert all(torch.isfinite(tensor).all() for _, tensor in trainer.state.named_weights())
     for operation in side.operations:

@@ -12,6 +12,7 @@ from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker import main
 from policy_worker.control_plane import PolicyReport
 from policy_worker.main import PolicyWorker
+from policy_worker.training_steps import TrainingSteps
 
 
 class Control:
@@ -37,7 +38,6 @@ def worker_of(control: Control) -> Any:
     worker.out = SimpleNamespace(checkpoint_due=lambda: False, serve=lambda: None)
     state = SimpleNamespace(step=3, version=3)
     worker.trainer = SimpleNamespace(state=state, abandon=lambda: None)
-    worker.followed, worker.idle_since = control.directive, 0.0
     return worker
 
 
@@ -58,8 +58,10 @@ class StoppedWhileAsking(Control):
 
 
 def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through() -> None:
-    worker = worker_of(StoppedWhileAsking())
-    assert_ends(lambda: worker.next_plan(1))
+    control = StoppedWhileAsking()
+    worker, followed = worker_of(control), control.directive
+    state: Any = (control, worker.trainer, worker.worker_report, worker.out, None, None)
+    assert_ends(lambda: TrainingSteps(*state).take(1, followed))
 
 
 class Deaf(Control):

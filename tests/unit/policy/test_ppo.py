@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from paceline.config.sections.objective_options import PpoOptions
-from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.ppo import Ppo, RunningMoments, adapted, gae
+from policy_worker.rows.group_reading import decode
 from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, make_group, random_groups

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.columns import TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.pairs import form_pairs, pair_weights
 from policy_worker.objectives.preferences import Kto
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
 from policy_worker.toy_step import totals_of
 from tests.fixtures.policy_models import RECORDED_PAIRS, make_config, make_group

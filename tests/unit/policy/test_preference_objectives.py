@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.objectives.batch import StepTotals, decode
+from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.load import load_objective
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out

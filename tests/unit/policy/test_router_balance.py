@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from policy_worker.model.policy_model import ModelError
-from policy_worker.objectives.batch import decode
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.row_forwards import balance_of_sequences, experts_per_token
 from tests.fixtures.policy_models import make_config, random_groups, tiny_network
 from tests.fixtures.training_steps import keys, make_gradients, step_totals

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from policy_worker.objectives.batch import BadGroup, check_values, decode
+from policy_worker.objectives.batch import BadGroup
 from policy_worker.objectives.grpo import Grpo
+from policy_worker.rows.group_reading import check_values, decode
 from policy_worker.toy_step import totals_of
 from tests.fixtures.policy_models import make_config, make_group
 

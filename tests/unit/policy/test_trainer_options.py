@@ -10,7 +10,7 @@ from policy_worker.model import attention
 from policy_worker.model.heads import score
 from policy_worker.model.host_memory import activations_on_host
 from policy_worker.model.policy_model import load_model
-from policy_worker.objectives.batch import decode
+from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
 from tests.fixtures.policy_models import random_groups, tiny_network
 from tests.fixtures.train_states import tiny_config

@@ -52,7 +52,7 @@ def of_a_step() -> set[str]:
 
 
 def timings() -> set[str]:
-    tree = ast.parse((ROOT / "policy_worker/main.py").read_text())
+    tree = ast.parse((ROOT / "policy_worker/training_steps.py").read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return {
         call.args[0].value
