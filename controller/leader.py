@@ -113,7 +113,7 @@ class Leader:
         if self._spoilt.is_set():
             raise NotLeading("stepping down")
         try:
-            events, reply = self.ledger.execute(command, self.clock.time())
+            reply = command.execute(self.ledger, self.clock.time())
         except CommandRefused:
             raise
         except Exception as error:
@@ -122,7 +122,7 @@ class Leader:
             log.exception("a decision failed halfway command=%s", command.name)
             self._spoil("a decision failed halfway: the ledger is read again")
             raise NotLeading(f"{command.name} failed: stepping down") from error
-        if events:
+        if events := self.ledger.take_events():
             self.group_commit.add(events)
         return reply
 

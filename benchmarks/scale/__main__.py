@@ -57,7 +57,8 @@ class Fleet:
 
     def do(self, command: cmd.Command[Any]) -> Any:
         """Executes a command like the leader, which closes and encodes its batch."""
-        events, reply = self.ledger.execute(command, self.now)
+        reply = command.execute(self.ledger, self.now)
+        events = self.ledger.take_events()
         if any(event.directs for event in events):
             self.sessions.collect()
         json.dumps([to_json(event) for event in events])

@@ -1,25 +1,20 @@
-"""Ledger: everything that the service promises, as a pure state machine. ``execute`` decides a
-command and everything that follows from it (a step that can open, a mesh that can form, a run that
-is complete). It reads no clock, does no I/O and draws no random number: the same commands at the
-same times give the same events, and applying the events to an empty ledger gives the same state."""
+"""Ledger: everything that the service promises, as a pure state machine. A command decides on it,
+with everything that follows (a step that can open, a mesh that can form, a run that is complete).
+It reads no clock, does no I/O and draws no random number: the same commands at the same times give
+the same events, and applying the events to an empty ledger gives the same state."""
 
 import json
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any
 
 from controller.ledger.codec import codec_of, decode, encode
 from controller.ledger.decisions import held_out, links, mesh, run, standby_workers, steps
-from controller.ledger.decisions.commands import Command, CommandRefused, Decider
-from controller.ledger.enums import Phase
+from controller.ledger.decisions.commands import Decider
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Moment, Task
-from paceline.errors import RefusalCode
 from paceline.ids import TaskId
-
-R = TypeVar("R")
-NEED_NO_RUN = ("start_run", "begin_term")
 
 
 class BrokenInvariant(Exception):
@@ -34,16 +29,6 @@ class Ledger(Decider):
         self.checked = checked
         self._events: list[Event] = []
 
-    def execute(self, command: Command[R], now: float) -> tuple[tuple[Event, ...], R]:
-        """Decides and applies. Returns the events, for the journal, and the command's reply.
-        ``now``: Unix seconds. Raises ``CommandRefused``, with nothing changed, if the command is
-        not allowed. The reply may leave only once the events are durable."""
-        if self.state.phase is Phase.NONE and command.name not in NEED_NO_RUN:
-            raise CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
-        self._events = events = list[Event]()
-        reply = command.execute(self, now)
-        return tuple(events), reply
-
     def apply(self, event: Event) -> None:
         """Makes an event of the journal true. Events must come in journal order, each once."""
         event.apply(self.state)
@@ -55,6 +40,11 @@ class Ledger(Decider):
     def check(self) -> list[str]:
         """Every invariant, from scratch. One line for each that does not hold; linear in tasks."""
         return check(self.state)
+
+    def take_events(self) -> list[Event]:
+        """Events of commands since they were last taken, in order, for the journal."""
+        events, self._events = self._events, []
+        return events
 
     def take_garbage(self) -> list[tuple[TaskId, int]]:
         """(task id, attempt) of payloads that are not needed once the events so far are durable."""

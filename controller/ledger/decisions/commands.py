@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
@@ -18,6 +19,7 @@ from paceline.errors import RefusalCode
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+NEED_NO_RUN = ("start_run", "begin_term")
 
 
 class CommandRefused(Exception):
@@ -53,7 +55,10 @@ class Command(Generic[R_co]):
     kwargs: Mapping[str, Any]
 
     def execute(self, d: Decider, now: float) -> R_co:
-        """The reply. Raises CommandRefused."""
+        """The reply, which may leave only once the events are durable. ``now``: Unix seconds.
+        Raises CommandRefused, with nothing changed, if the command is not allowed."""
+        if d.state.phase is Phase.NONE and self.name not in NEED_NO_RUN:
+            raise CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
         return self.decide(d, now, *self.args, **self.kwargs)
 
     @property

@@ -164,7 +164,7 @@ def test_an_engine_with_lost_weights_gets_others_and_no_task_until_then() -> Non
 
 def test_nothing_happens_before_the_run_is_started() -> None:
     with pytest.raises(cmd.CommandRefused, match="no run"):
-        Ledger().execute(register("r0", 1), 0.0)
+        register("r0", 1).execute(Ledger(), 0.0)
 
 
 def test_starting_a_run_again_with_other_settings_is_refused_by_name() -> None:
