@@ -2,7 +2,6 @@
 thread once the server is up: a large data set delays the first lease, but not the first reply."""
 
 import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
@@ -111,13 +110,10 @@ class DatasetRows:
         for kind, name, index in keys:
             source = self._sources[kind, name]
             assert source is not None
-            # Whatever one row holds, or has become since it was scanned, fails that row alone.
+            # Whatever is wrong with one row fails that row alone.
             try:
-                text = json.dumps(source[index], ensure_ascii=False)
-                text.encode()  # A message cannot carry a text that has no encoding
-                found[kind, name, index] = text
+                found[kind, name, index] = source.as_json(index)
             except Exception as error:
-                error.add_note(f"row {index} of {source.where}")
                 found[kind, name, index] = error
         return found
 

@@ -50,6 +50,17 @@ class RowSource(ABC):
             row |= {name: row[own] for name, own in self.renamed.items() if own in row}
         return row
 
+    def as_json(self, index: int) -> str:
+        """The row at ``index`` as a JSON object, in text that a message can carry. What one row
+        holds, or has become since it was scanned, may raise anything; a note names the row."""
+        try:
+            text = json.dumps(self[index], ensure_ascii=False)
+            text.encode()
+        except Exception as error:
+            error.add_note(f"row {index} of {self.where}")
+            raise
+        return text
+
     def lacking(self, field: str) -> str | None:
         """Location of the first row without ``field``; None if all rows have it."""
         field = self.renamed.get(field, field)
