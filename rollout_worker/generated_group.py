@@ -1,4 +1,4 @@
-"""Generated groups: the completions of a lease, and the message with their rewards."""
+"""Generated groups: the completions of a lease, as the engine or an environment made them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from paceline.prompt_tokenizer import Prompt
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish
-from rollout_worker.rewards.builtin import answer_of_text
 from rollout_worker.rewards.scoring import Scores
 
 FINISH_REASONS = {
@@ -18,7 +17,6 @@ FINISH_REASONS = {
     Finish.LENGTH: rollout_pb2.FINISH_REASON_LENGTH,
     Finish.PARTIAL: rollout_pb2.FINISH_REASON_UNSPECIFIED,
 }
-_MAX_TEXT = 1 << 16  # Characters of a text that are sent along; texts are for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,44 +47,6 @@ def completion_fields(completion: Completion) -> dict[str, Any]:
         ],
         "finish_reason": FINISH_REASONS[completion.finish],
     }
-
-
-def group_message(
-    lease: rollout_pb2.Lease,
-    made: GeneratedGroup,
-    scores: Scores,
-    *,
-    generate_s: float,
-    vote: str = "",
-) -> rollout_pb2.Group:
-    """``vote``: what the completions vote on (see answer_of_text); "": on nothing."""
-    scored = zip(made.completions, made.texts, scores.rewards, scores.components, strict=True)
-    group = rollout_pb2.Group(
-        task=lease.task,
-        kind=lease.kind,
-        prompt_tokens=token_bytes(made.prompt.tokens),
-        completions=[
-            rollout_pb2.Completion(
-                **completion_fields(completion),
-                reward=reward,
-                reward_components=components,
-                text=text[:_MAX_TEXT],
-                answer=answer_of_text(vote, text) if vote else "",
-            )
-            for completion, text, reward, components in scored
-        ],
-        generate_s=generate_s,
-        reward_s=scores.seconds,
-        prompt_text=made.prompt.text[:_MAX_TEXT],
-        prompt_cut=made.prompt.cut,
-    )
-    for completion, mask in zip(group.completions, made.masks, strict=False):
-        completion.loss_mask = b"" if mask.all() else mask.tobytes()
-    for index, placed in enumerate(scores.placed):
-        places = made.turn_ends[index] if made.turn_ends else range(len(placed))
-        for token, reward in zip(places, placed, strict=True) if placed else ():
-            group.completions[index].token_rewards.add(token=token, reward=reward)
-    return group
 
 
 def text_of(completion: Completion, text: str) -> str:

@@ -1,9 +1,8 @@
-"""Leases as they are read, and the tasks this worker holds. Every report names these, so that no
-lease expires by oversight. A task is held from the moment the lease reply is read until the
-controller has acknowledged its group or its return, or has given the task to another worker."""
+"""The tasks that this worker holds, and the settings of their leases. Every report names the tasks,
+so that no lease expires by oversight. A task is held from the moment the lease reply is read until
+the controller has acknowledged its group or its return, or has given it to another worker."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,11 +11,9 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
-from paceline.errors import one_line
 from paceline.payloads.group_limits import task_settings
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Request, SamplingParams
-from rollout_worker.rewards.functions import AttemptFailed
 
 
 class Stage(StrEnum):
@@ -98,26 +95,6 @@ class HeldTasks:
         while not condition():
             self._released.clear()
             await self._released.wait()
-
-
-def row_of(lease: rollout_pb2.Lease) -> dict[str, Any]:
-    """Raises AttemptFailed."""
-    try:
-        row = json.loads(lease.row_json)
-    except (ValueError, RecursionError) as error:
-        raise AttemptFailed("malformed_row", one_line(error)) from error
-    if not isinstance(row, dict):
-        raise AttemptFailed("malformed_row", "the row is not a JSON object")
-    return row
-
-
-def in_data_fields(row: dict[str, Any], lease: rollout_pb2.Lease, config: Config) -> dict[str, Any]:
-    """The lease's row with prompt and answer in the fields that ``data`` names."""
-    of, data = eval_set_of(lease, config), config.data
-    if of is None:
-        return row
-    named = {data.prompt_field: of.prompt_field, data.answer_field: of.answer_field}
-    return row | {to: row[name] for to, name in named.items() if to and name and name in row}
 
 
 def is_evaluation(lease: rollout_pb2.Lease) -> bool:

@@ -35,11 +35,14 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.errors import UserError
+from paceline.ids import ANY
+from paceline.payloads.group_limits import GroupLimits
 from paceline.payloads.open_store import open_payloads
 from paceline.process import structured_log as logs
 from paceline.process.compute_device import pick_device
@@ -61,10 +64,8 @@ from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
 from rollout_worker.tasks.group_producer import FailedAttempts, GroupProducer, RecordedProducer
 from rollout_worker.tasks.group_scores import GroupScores
-from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
-from rollout_worker.tasks.outbox import GroupUpload
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
-from rollout_worker.tasks.task_runner import Produce, TaskRunner
+from rollout_worker.tasks.task_runner import Produce, TaskRunner, tasks_wanted
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 from rollout_worker.worker_report import RolloutReport
@@ -160,7 +161,7 @@ class RolloutWorker:
             return
         loops = (
             self.session.run(),
-            self.leasing.run(),
+            self.tasks.run(),
             self.tasks.outbox.run(),
             self.tasks.partials.run(),
             self.lifecycle.drain(self.session),
@@ -176,9 +177,8 @@ class RolloutWorker:
             reply = await self.session.register()
         self.admitted = True
         store = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
-        texts = not reply.decodes_texts
-        self.tasks.outbox.upload = GroupUpload.of(self.config, store, texts=texts)
-        self.tasks.partials.store = store
+        self.tasks.outbox.store = self.tasks.partials.store = store
+        self.tasks.texts = not reply.decodes_texts
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
         if self.config.recorded:
             return
@@ -248,15 +248,18 @@ class RolloutWorker:
                 failures=FailedAttempts(self._run_dir, self.worker_id),
             )
             produce = self.producer.produce
-        died = self.lifecycle.engine_died
-        self.tasks = TaskRunner(self.session, held, engine, produce, partials, died, self.unwanted)
+        self.tasks = TaskRunner(
+            *(self.session, held, engine, produce, partials),
+            limits=replace(GroupLimits.of(config), max_sequence_tokens=ANY),
+            tasks_to_lease=self.tasks_to_lease,
+            unwanted=self.unwanted,
+            engine_died=self.lifecycle.engine_died,
+        )
         if every := config.rollout.partial_every_tokens:
             engine.watch(every, partials.note)
         self.loading = WeightLoader(self.session, self.tasks, self.lifecycle, self.loop)
-        lease = self.tasks_to_lease, self.tasks.take
-        self.leasing = LeaseLoop(self.session, engine, held.room, *lease)
         scorer = None if config.recorded else self.scorer
-        parts = (self.lifecycle, self.tasks, self.leasing, self.loading, scorer)
+        parts = (self.lifecycle, self.tasks, self.loading, scorer)
         self.reports = RolloutReport(*parts, config.rollout.max_sequences)
 
     async def close(self) -> None:
@@ -272,8 +275,8 @@ class RolloutWorker:
             await scorer.close()
         if self.group_scores is not None:
             await self.group_scores.close()
-        if self.admitted and self.tasks.outbox.upload is not None:
-            await self.tasks.outbox.upload.store.close()
+        if self.admitted and self.tasks.outbox.store is not None:
+            await self.tasks.outbox.store.close()
         await self.control.close()
 
     async def guard(self, loop: Awaitable[None]) -> None:
@@ -298,8 +301,7 @@ class RolloutWorker:
         if self.group_scores is not None:
             self.group_scores.directed(directive.scorers)
         # The leader may be another one, on a host without the tokenizer.
-        if self.tasks.outbox.upload is not None:
-            self.tasks.outbox.upload.texts = not directive.decodes_texts
+        self.tasks.texts = not directive.decodes_texts
         for ref in directive.cancelled:
             if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)

@@ -8,7 +8,6 @@ from rollout_worker.engine.base import Engine, EngineStats
 from rollout_worker.held_tasks import Stage
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
-from rollout_worker.tasks.lease_loop import LeaseLoop
 from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
@@ -58,7 +57,6 @@ class EngineRates:
 class RolloutReport:
     lifecycle: WorkerLifecycle
     tasks: TaskRunner
-    leasing: LeaseLoop
     loading: WeightLoader
     scorer: Scorer | None  # None: nothing is scored
     slots: InitVar[int]
@@ -76,7 +74,7 @@ class RolloutReport:
             "continued_tokens": float(self.tasks.partials.continued_tokens),
             "scoring": float(len(held.in_stage(Stage.SCORING))),
             "scoring_capacity": float(self.scorer.capacity if self.scorer else 0),
-            "lease_s": self.leasing.round_trip_s,
+            "lease_s": self.tasks.round_trip_s,
         }
         links: list[int] = []
         if self.receiver is not None:
@@ -109,6 +107,6 @@ class RolloutReport:
             return f"generating {in_engine} sequences"
         if len(self.tasks.held):
             return "scoring and submitting"
-        reason = rollout_pb2.EmptyReason.Name(self.leasing.empty_reason)
+        reason = rollout_pb2.EmptyReason.Name(self.tasks.empty_reason)
         why = reason.removeprefix("EMPTY_REASON_").lower()
         return "waiting for tasks" if why == "unspecified" else f"waiting for tasks ({why})"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.payloads.store import encode
+from paceline.payloads.group_payload import encode
 from paceline.v1 import rollout_pb2
 from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.trainer import Trainer

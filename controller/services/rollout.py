@@ -18,8 +18,8 @@ from controller.ledger.specs import GroupMeta, LeasedTask
 from controller.services.validation import RETURN_OF, Caller, from_worker
 from paceline.errors import one_line
 from paceline.ids import Version
-from paceline.payloads.group_check import check_consistency
 from paceline.payloads.group_limits import GroupLimits, Invalid, check_task, task_settings
+from paceline.payloads.group_payload import check_consistency
 from paceline.payloads.store import Ref, partial_ref
 from paceline.v1 import rollout_pb2
 

@@ -10,11 +10,9 @@ deleted as an orphan.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from hashlib import sha256
 from typing import Protocol
 
 from paceline.ids import TaskId
-from paceline.v1 import rollout_pb2
 
 Ref = tuple[TaskId, int]
 """(task id, attempt), or ``partial_ref`` of a task."""
@@ -75,20 +73,3 @@ def parse_ref(text: str) -> Ref:
     """Inverse of ``f"{task_id}-{attempt}"``."""
     task_id, _, attempt = text.rpartition("-")
     return TaskId(task_id), int(attempt)
-
-
-def encode(group: rollout_pb2.Group) -> bytes:
-    """The payload of ``group``."""
-    return bytes(group.SerializeToString())
-
-
-def decode(payload: bytes) -> rollout_pb2.Group:
-    """The group in ``payload``. Raises google.protobuf's DecodeError."""
-    group: rollout_pb2.Group = rollout_pb2.Group.FromString(payload)
-    return group
-
-
-def payload_digest(payload: bytes) -> str:
-    """The first 128 bits of the SHA-256 of the bytes, 32 hexadecimal digits: processors have
-    instructions for it."""
-    return sha256(payload).hexdigest()[:32]

@@ -17,8 +17,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from paceline.payloads.store import Payloads, payload_digest
-from paceline.payloads.store import decode as decode_payload
+from paceline.payloads.group_payload import decode as decode_payload
+from paceline.payloads.group_payload import payload_digest
+from paceline.payloads.store import Payloads
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.batch import (
     BadGroup,

@@ -18,6 +18,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
 from paceline.dataset.recorded_encoding import RowEncoder
+from paceline.errors import one_line
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
@@ -25,19 +26,23 @@ from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Completion, Engine, GenerationFailed, Request
 from rollout_worker.engine.without_model import NoEngine
 from rollout_worker.environments.environment_thread import LOST
-from rollout_worker.generated_group import GeneratedGroup, group_message, text_of
+from rollout_worker.generated_group import (
+    GeneratedGroup,
+    completion_fields,
+    text_of,
+    token_bytes,
+)
 from rollout_worker.held_tasks import (
     HeldTask,
     Stage,
     answer_of,
     eval_set_of,
-    in_data_fields,
     is_evaluation,
     returned,
-    row_of,
     sampling_params,
     settings_of,
 )
+from rollout_worker.rewards.builtin import answer_of_text
 from rollout_worker.rewards.functions import AttemptFailed, Job
 from rollout_worker.rewards.scoring import Scorer, Scores, penalised
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
@@ -49,6 +54,7 @@ logger = logging.getLogger(__name__)
 MOST_FILES = 64  # Of one worker; a reward that always fails must not fill the disk
 MOST_TRACES = 32
 DIRECTORY = "failed-rewards"
+_MAX_TEXT = 1 << 16  # Characters of a text that are sent along; texts are for people
 
 
 @dataclass
@@ -231,6 +237,64 @@ class GroupProducer:
                 "token_count": [len(c.tokens) for c in completions],
             },
         )
+
+
+def row_of(lease: rollout_pb2.Lease) -> dict[str, Any]:
+    """Raises AttemptFailed."""
+    try:
+        row = json.loads(lease.row_json)
+    except (ValueError, RecursionError) as error:
+        raise AttemptFailed("malformed_row", one_line(error)) from error
+    if not isinstance(row, dict):
+        raise AttemptFailed("malformed_row", "the row is not a JSON object")
+    return row
+
+
+def in_data_fields(row: dict[str, Any], lease: rollout_pb2.Lease, config: Config) -> dict[str, Any]:
+    """The lease's row with prompt and answer in the fields that ``data`` names."""
+    of, data = eval_set_of(lease, config), config.data
+    if of is None:
+        return row
+    named = {data.prompt_field: of.prompt_field, data.answer_field: of.answer_field}
+    return row | {to: row[name] for to, name in named.items() if to and name and name in row}
+
+
+def group_message(
+    lease: rollout_pb2.Lease,
+    made: GeneratedGroup,
+    scores: Scores,
+    *,
+    generate_s: float,
+    vote: str = "",
+) -> rollout_pb2.Group:
+    """``vote``: what the completions vote on (see answer_of_text); "": on nothing."""
+    scored = zip(made.completions, made.texts, scores.rewards, scores.components, strict=True)
+    group = rollout_pb2.Group(
+        task=lease.task,
+        kind=lease.kind,
+        prompt_tokens=token_bytes(made.prompt.tokens),
+        completions=[
+            rollout_pb2.Completion(
+                **completion_fields(completion),
+                reward=reward,
+                reward_components=components,
+                text=text[:_MAX_TEXT],
+                answer=answer_of_text(vote, text) if vote else "",
+            )
+            for completion, text, reward, components in scored
+        ],
+        generate_s=generate_s,
+        reward_s=scores.seconds,
+        prompt_text=made.prompt.text[:_MAX_TEXT],
+        prompt_cut=made.prompt.cut,
+    )
+    for completion, mask in zip(group.completions, made.masks, strict=False):
+        completion.loss_mask = b"" if mask.all() else mask.tobytes()
+    for index, placed in enumerate(scores.placed):
+        places = made.turn_ends[index] if made.turn_ends else range(len(placed))
+        for token, reward in zip(places, placed, strict=True) if placed else ():
+            group.completions[index].token_rewards.add(token=token, reward=reward)
+    return group
 
 
 @dataclass

@@ -1,10 +1,10 @@
 """Finished tasks on their way out: payloads to the store, metadata of groups and returned tasks to
 the controller.
 
-    put ──► queue ──► check, encode ──► payloads to the store ──► metadata, together ──► verdicts
+    put ──► queue ──► payloads to the store ──► metadata, together ──► verdicts
 
-- A group that is malformed is found here, before anybody else has anything of it. Whoever reads of
-  an accepted group finds its payload: the payload is stored before the metadata leave.
+- Whoever reads of an accepted group finds its payload: the payload is stored before the metadata
+  leave.
 - A task in the outbox stays held until its verdict is read. An outage of the store or of the
   control plane only delays it, and a group that is submitted twice counts once.
 - After any verdict but INVALID the worker has nothing more to do with the task.
@@ -15,13 +15,11 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from paceline.config.schema import Config
-from paceline.ids import ANY, TaskId
-from paceline.payloads.group_check import check_group
-from paceline.payloads.group_limits import GroupLimits, Invalid
-from paceline.payloads.store import PayloadStore, StoreUnavailable, encode, payload_digest
+from paceline.ids import TaskId
+from paceline.payloads.group_payload import EncodedGroup
+from paceline.payloads.store import PayloadStore, StoreUnavailable
 from paceline.payloads.transfer_limits import SLICE_BYTES, slices
 from paceline.process.structured_log import event, first_line
 from paceline.process.waits import WaitKind, waiting
@@ -30,79 +28,24 @@ from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.held_tasks import HeldTasks, request_id_of, returned
 
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """One group, ready to be stored and submitted."""
-
-    meta: rollout_pb2.GroupMeta
-    payload: bytes  # Empty for an evaluation, of which nothing is stored
-
-
-@dataclass(slots=True)
-class GroupUpload:
-    limits: GroupLimits
-    store: PayloadStore
-    texts: bool = True
-    """False: the controller decodes tokens for people, and payloads are stored without texts."""
-
-    @classmethod
-    def of(cls, config: Config, store: PayloadStore, *, texts: bool = True) -> "GroupUpload":
-        return cls(replace(GroupLimits.of(config), max_sequence_tokens=ANY), store, texts)
-
-    async def encode(
-        self, groups: Sequence[rollout_pb2.Group]
-    ) -> list[Encoded | rollout_pb2.ReturnedTask]:
-        """Each group encoded, or the return of its task if it cannot be submitted."""
-        size = sum(len(c.tokens) for g in groups for c in g.completions)
-        if size + sum(len(group.prompt_tokens) for group in groups) <= _INLINE_BYTES:
-            return [self._encode(group) for group in groups]
-        # In a thread: large groups take some time, and the session must go on.
-        return await asyncio.to_thread(lambda: [self._encode(group) for group in groups])
-
-    def _encode(self, group: rollout_pb2.Group) -> Encoded | rollout_pb2.ReturnedTask:
-        try:
-            meta = check_group(group, self.limits, ANY)
-        except Invalid as error:
-            return returned(group.task, "invalid_group", str(error))
-        if group.kind == rollout_pb2.TASK_KIND_EVAL:
-            return Encoded(meta, b"")
-        if not self.texts:
-            # They follow from the tokens, and would be a third of the payload.
-            bare = rollout_pb2.Group()
-            bare.CopyFrom(group)
-            bare.ClearField("prompt_text")
-            for completion in bare.completions:
-                completion.ClearField("text")
-            group = bare
-        payload = encode(group)
-        if len(payload) > self.store.largest:
-            detail = f"{len(payload)} bytes, the payload store takes {self.store.largest}"
-            return returned(group.task, "group_too_large", detail)
-        meta.digest = payload_digest(payload)
-        return Encoded(meta, payload)
-
-
 logger = logging.getLogger(__name__)
 
 _BATCH_TASKS = 256
-_INLINE_BYTES = 1 << 16
-"""Tokens that are checked and encoded in about a millisecond: a thread would cost more."""
 _GATHER_S = 0.01
 """Groups that finish so shortly after each other travel together: a request costs the controller,
 the journal and the store about the same with one group as with ten."""
 _RETRY_S = 0.5
 _LATER = {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 """Refusals that pass: the store is full, or no controller leads."""
-Outcome = rollout_pb2.Group | Encoded | rollout_pb2.GroupMeta | rollout_pb2.ReturnedTask
-"""A group as it is produced, encoded, or with its payload in the store."""
+Outcome = EncodedGroup | rollout_pb2.GroupMeta | rollout_pb2.ReturnedTask
+"""A group, one whose payload is in the store, or why there is none."""
 
 
 @dataclass
 class Outbox:
     session: WorkerSession
     held: HeldTasks
-    upload: GroupUpload | None = None  # Set once the store is known, before anything is put in
+    store: PayloadStore | None = None  # Set once it is known, before anything is put in
     _queue: dict[str, Outcome] = field(default_factory=dict)  # By request id
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
     _away_since: float | None = None
@@ -113,11 +56,13 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def put(self, outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
-        if isinstance(outcome, rollout_pb2.ReturnedTask):
+    def put(self, outcome: EncodedGroup | rollout_pb2.ReturnedTask) -> None:
+        if isinstance(outcome, EncodedGroup):
+            task = request_id_of(outcome.meta.task)
+        else:
             task, reason = request_id_of(outcome.task), outcome.reason
             event(logger, "task returned", task=task, reason=reason, detail=outcome.detail)
-        self._queue[request_id_of(outcome.task)] = outcome
+        self._queue[task] = outcome
         self._filled.set()
 
     def withdraw(self, task: common_pb2.TaskRef) -> None:
@@ -174,21 +119,10 @@ class Outbox:
 
     async def _store(self) -> bool:
         """Stores the payloads of all queued groups. False if the store cannot take one now."""
-        upload = self.upload
-        if upload is None:
+        store = self.store
+        if store is None:
             return False
-        new = {k: g for k, g in self._queue.items() if isinstance(g, rollout_pb2.Group)}
-        for (key, group), encoded in zip(
-            new.items(), await upload.encode(list(new.values())), strict=True
-        ):
-            # Meanwhile it may have been withdrawn.
-            if self._queue.get(key) is not group:
-                continue
-            if isinstance(encoded, Encoded):
-                self._queue[key] = encoded
-            else:
-                self.put(encoded)
-        ready = {k: g for k, g in self._queue.items() if isinstance(g, Encoded)}
+        ready = {k: g for k, g in self._queue.items() if isinstance(g, EncodedGroup)}
         if not ready:
             self._away_since = None
         sized = ((item, len(item[1].payload)) for item in ready.items())
@@ -196,9 +130,10 @@ class Outbox:
             for part in slices(sized, SLICE_BYTES):
                 named = ((group.meta.task, group.payload) for _, group in part if group.payload)
                 with self._storing():
-                    await upload.store.put({(TaskId(t.task_id), t.attempt): p for t, p in named})
+                    await store.put({(TaskId(t.task_id), t.attempt): p for t, p in named})
                 self._away_since = None
                 for key, kept in part:
+                    # Meanwhile it may have been withdrawn.
                     if self._queue.get(key) is kept:
                         self._queue[key] = kept.meta
         except StoreUnavailable as error:

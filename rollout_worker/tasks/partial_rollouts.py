@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from paceline.ids import ANY, TaskId
-from paceline.payloads.group_check import check_logprobs, version_spans
+from paceline.payloads.group_payload import check_logprobs, version_spans
 from paceline.payloads.store import PayloadStore, StoreUnavailable, partial_ref
 from paceline.process.structured_log import event, first_line
 from paceline.v1 import common_pb2, rollout_pb2

@@ -6,9 +6,8 @@ from random import Random
 
 from controller.services import rollout as rollout_service
 from paceline.ids import TaskId
-from paceline.payloads.group_check import check_group
 from paceline.payloads.group_limits import GroupLimits
-from paceline.payloads.store import encode, payload_digest
+from paceline.payloads.group_payload import encode_group
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from testbed.simulator.cluster import Cluster
 from testbed.simulator.controller_process import Session
@@ -145,9 +144,8 @@ class SimulatedRolloutWorker(SimulatedWorker):
 
     async def _submit(self, caller: common_pb2.Caller, group: rollout_pb2.Group) -> None:
         limits = GroupLimits(len(group.completions), 1 << 20, eval_samples=len(group.completions))
-        meta = check_group(group, limits, max(span.version for span in _spans(group)))
+        meta = encode_group(group, limits, max(span.version for span in _spans(group))).meta
         if group.kind == rollout_pb2.TASK_KIND_TRAIN:
-            meta.digest = payload_digest(encode(group))
             self.cluster.redis.store([(TaskId(group.task.task_id), group.task.attempt)])
         request = rollout_pb2.SubmitRequest(caller=caller, groups=[meta])
         reply = await self.call(rollout_service.submit_groups, request)

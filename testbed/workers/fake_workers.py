@@ -16,10 +16,10 @@ import numpy as np
 
 from paceline.config.schema import Config
 from paceline.ids import ANY, TaskId
-from paceline.payloads.group_check import check_group
 from paceline.payloads.group_limits import GroupLimits
+from paceline.payloads.group_payload import check_group, encode, payload_digest
 from paceline.payloads.open_store import open_payloads
-from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable, encode, payload_digest
+from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2

@@ -23,8 +23,8 @@ from controller.services.validation import LIFECYCLE_OF, check_stats
 from paceline.config.sections.training import TrainConfig
 from paceline.observe.vocabulary import DeathCause
 from paceline.payloads.group_limits import GroupLimits
+from paceline.payloads.group_payload import encode
 from paceline.payloads.redis_payloads import payload_key
-from paceline.payloads.store import encode
 from paceline.process.threads import BackgroundLoop
 from paceline.redis.client import connect_sync
 from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2

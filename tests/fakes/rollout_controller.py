@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 
 from paceline.ids import TaskId
+from paceline.payloads.group_payload import decode, payload_digest
 from paceline.payloads.open_store import open_payloads
-from paceline.payloads.store import decode, partial_ref, payload_digest
+from paceline.payloads.store import partial_ref
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from tests.fakes.peer import Peer
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.payloads.store import encode
+from paceline.payloads.group_payload import encode
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from policy_worker.control_plane import PolicyReport
 from policy_worker.objectives.batch import StepTotals

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.mesh.elastic_mesh import EpochCancelled
-from paceline.payloads.store import encode
+from paceline.payloads.group_payload import encode
 from policy_worker.objectives.batch import BadGroup, StepTotals
 from policy_worker.objectives.load import load_objective
 from policy_worker.rows.group_reading import AcceptedGroup

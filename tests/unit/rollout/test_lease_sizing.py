@@ -10,7 +10,7 @@ import pytest
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import EngineStats
 from rollout_worker.held_tasks import HeldTasks, Stage
-from rollout_worker.tasks.lease_loop import tasks_wanted
+from rollout_worker.tasks.task_runner import tasks_wanted
 from rollout_worker.worker_report import EngineRates
 from testbed.patience import patient
 from tests.fakes.engine import FakeEngine

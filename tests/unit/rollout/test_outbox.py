@@ -1,5 +1,5 @@
-"""The outbox while the payload store or the controller fails: groups are delayed, and submitted
-once each."""
+"""Groups on their way out of a worker: checked, and submitted once each, if late, while the payload
+store or the controller fails."""
 
 import asyncio
 import time
@@ -9,25 +9,23 @@ from typing import Any
 
 import pytest
 
+from paceline.ids import ANY
 from paceline.payloads.group_limits import GroupLimits
-from paceline.payloads.store import (
-    Ref,
-    StoreFull,
-    StoreUnavailable,
-    decode,
-    encode,
-    payload_digest,
-)
+from paceline.payloads.group_payload import EncodedGroup, decode, encode_group, payload_digest
+from paceline.payloads.store import Ref, StoreFull, StoreUnavailable
 from paceline.process import waits
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.held_tasks import HeldTasks
+from rollout_worker.held_tasks import HeldTask, HeldTasks
 from rollout_worker.tasks import outbox as outbox_module
-from rollout_worker.tasks.outbox import GroupUpload, Outbox
+from rollout_worker.tasks import task_runner
+from rollout_worker.tasks.outbox import Outbox
+from rollout_worker.tasks.partial_rollouts import PartialRollouts
 from testbed.patience import patient
 from testbed.workers.fake_workers import make_group
-from tests.fixtures.policy_models import make_config, random_groups
+from tests.fakes.engine import FakeEngine
+from tests.fixtures.policy_models import random_groups
 
-LIMITS = GroupLimits(group_size=2, max_sequence_tokens=1 << 40, vocabulary=100)
+LIMITS = GroupLimits(group_size=2, max_sequence_tokens=ANY, vocabulary=100, eval_samples=2)
 
 
 class Store:
@@ -84,7 +82,7 @@ async def sending(
 ) -> AsyncIterator[tuple[Outbox, Session, HeldTasks]]:
     monkeypatch.setattr(outbox_module, "_RETRY_S", 0.0)
     session, held = Session(store), HeldTasks()
-    box = Outbox(session, held, GroupUpload(LIMITS, store))  # type: ignore[arg-type]
+    box = Outbox(session, held, store)  # type: ignore[arg-type]
     running = asyncio.create_task(box.run())
     try:
         async with asyncio.timeout(patient(10)):
@@ -93,10 +91,13 @@ async def sending(
         running.cancel()
 
 
-def group(task_id: str, held: HeldTasks, kind: int = rollout_pb2.TASK_KIND_TRAIN) -> Any:
+def group(
+    task_id: str, held: HeldTasks, kind: rollout_pb2.TaskKind = rollout_pb2.TASK_KIND_TRAIN
+) -> EncodedGroup:
     task = common_pb2.TaskRef(task_id=task_id, attempt=1)
     held.add(rollout_pb2.Lease(task=task, kind=kind, group_size=2))
-    return make_group(task, completions=2, tokens=5, version=0, kind=kind)
+    made = make_group(task, completions=2, tokens=5, version=0, kind=kind)
+    return encode_group(made, LIMITS, ANY)
 
 
 @pytest.mark.parametrize("failure", [StoreUnavailable("away"), StoreFull("full")])
@@ -111,7 +112,7 @@ async def test_a_store_that_fails_delays_groups_and_fails_no_attempt(
         await held.until(lambda: not len(held))
     assert sorted(meta.task.task_id for meta in session.submitted) == ["t0", "t1", "t2"]
     assert session.returned == []
-    assert store.payloads == {(g.task.task_id, 1): encode(g) for g in made}
+    assert store.payloads == {(g.meta.task.task_id, 1): g.payload for g in made}
 
 
 @pytest.mark.parametrize(("at_once", "requests"), [(256, 1), (2, 2)])
@@ -133,7 +134,7 @@ async def test_tasks_are_returned_while_the_store_is_away(monkeypatch: pytest.Mo
     store = Store(*[StoreUnavailable("away")] * 1000)
     async with sending(store, monkeypatch) as (box, session, held):
         box.put(group("t0", held))
-        task = group("t1", held).task
+        task = group("t1", held).meta.task
         box.put(rollout_pb2.ReturnedTask(task=task, reason="reward_error"))
         await held.until(lambda: len(held) == 1)
     assert [each.task.task_id for each in session.returned] == ["t1"]
@@ -143,7 +144,6 @@ async def test_tasks_are_returned_while_the_store_is_away(monkeypatch: pytest.Mo
 async def test_an_evaluation_leaves_nothing_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     async with sending(store, monkeypatch) as (box, session, held):
-        box.upload = GroupUpload(GroupLimits(2, 1 << 40, 100, eval_samples=2), store)  # type: ignore[arg-type]
         box.put(group("e1.0", held, rollout_pb2.TASK_KIND_EVAL))
         await held.until(lambda: not len(held))
     (meta,) = session.submitted
@@ -151,28 +151,43 @@ async def test_an_evaluation_leaves_nothing_in_the_store(monkeypatch: pytest.Mon
     assert store.payloads == {}
 
 
-async def test_a_malformed_group_is_returned_and_not_stored(
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
+@pytest.mark.parametrize(
+    ("reward", "largest", "reason", "detail"),
+    [
+        (float("nan"), 1 << 20, "invalid_group", "completions[1]: reward is nan"),
+        (0.5, 10, "group_too_large", "the payload store takes 10"),
+    ],
+)
+async def test_a_group_that_cannot_be_submitted_is_returned_and_not_stored(
+    reward: float,
+    largest: int,
+    reason: str,
+    detail: str,
+    inline_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = Store()
+    monkeypatch.setattr(task_runner, "_INLINE_BYTES", inline_bytes)
+    task = common_pb2.TaskRef(task_id="t0", attempt=1)
+    bad = make_group(task, completions=2, tokens=5, version=0)
+    bad.completions[1].reward = reward
+
+    async def produce(held: HeldTask) -> rollout_pb2.Group:
+        return bad
+
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    store = Store(largest=largest)
     async with sending(store, monkeypatch) as (box, session, held):
-        bad = group("t0", held)
-        bad.completions[1].reward = float("nan")
-        box.put(bad)
+        parts: Any = session, held, FakeEngine(), produce, PartialRollouts(held), LIMITS
+        tasks = task_runner.TaskRunner(*parts, never, unwanted=str, engine_died=never)
+        tasks.outbox = box
+        tasks.take(rollout_pb2.Lease(task=task, group_size=2))
         await held.until(lambda: not len(held))
     (returned,) = session.returned
-    assert returned.reason == "invalid_group" and "completions[1]: reward is nan" in returned.detail
+    assert returned.reason == reason and detail in returned.detail
     assert store.payloads == {}
-
-
-async def test_a_group_larger_than_the_store_takes_is_returned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = Store(largest=10)
-    async with sending(store, monkeypatch) as (box, session, held):
-        box.put(group("t0", held))
-        await held.until(lambda: not len(held))
-    assert [each.reason for each in session.returned] == ["group_too_large"]
 
 
 async def test_a_group_that_is_withdrawn_while_it_is_stored_is_not_submitted(
@@ -221,18 +236,12 @@ def longer_group() -> rollout_pb2.Group:
     return group
 
 
-@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
-async def test_a_payload_without_texts_is_a_third_smaller_and_otherwise_the_same(
-    inline_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox_module, "_INLINE_BYTES", inline_bytes)
-    group, store = longer_group(), Store()
-    upload = GroupUpload.of(make_config(), store)  # type: ignore[arg-type]
-    found: list[Any] = []
-    # In either order: a worker encodes a group again if its controller has changed.
-    for upload.texts in (True, False, True):
-        found += await upload.encode([group])
-    whole, bare, again = found
+def test_a_payload_without_texts_is_a_third_smaller_and_otherwise_the_same() -> None:
+    group, limits = longer_group(), GroupLimits(group_size=3, max_sequence_tokens=ANY)
+    # In either order: the group keeps its texts.
+    whole, bare, again = (
+        encode_group(group, limits, ANY, texts=texts) for texts in (True, False, True)
+    )
     assert again == whole and len(bare.payload) < 0.68 * len(whole.payload)
     assert bare.meta.digest == payload_digest(bare.payload)
     whole.meta.digest = bare.meta.digest

@@ -1,8 +1,10 @@
-"""Checks of a whole group, and of the metadata of it that a controller must know."""
+"""The payload of a group and its metadata. Both are made where the group is, once all of it was
+checked; a controller checks the metadata, a policy rank compares the payload with them."""
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from typing import TypeVar
+from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +19,53 @@ from paceline.payloads.group_limits import (
 )
 from paceline.v1 import common_pb2, rollout_pb2
 
-T = TypeVar("T")
-
 LOGPROB_CEILING = 1e-3
 """Log-probabilities are at most 0; rounding may lift them by this much."""
+
+
+def encode(group: rollout_pb2.Group) -> bytes:
+    """The payload of ``group``."""
+    return bytes(group.SerializeToString())
+
+
+def decode(payload: bytes) -> rollout_pb2.Group:
+    """The group in ``payload``. Raises google.protobuf's DecodeError."""
+    group: rollout_pb2.Group = rollout_pb2.Group.FromString(payload)
+    return group
+
+
+def payload_digest(payload: bytes) -> str:
+    """The first 128 bits of the SHA-256 of the bytes, 32 hexadecimal digits: processors have
+    instructions for it."""
+    return sha256(payload).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedGroup:
+    """One group, ready to be stored and submitted."""
+
+    meta: rollout_pb2.GroupMeta
+    payload: bytes  # Empty for an evaluation, of which nothing is stored
+
+
+def encode_group(
+    group: rollout_pb2.Group, limits: GroupLimits, newest_version: int, *, texts: bool = True
+) -> EncodedGroup:
+    """Checks all of ``group``, as ``check_group`` does, and encodes it. ``texts`` False: the
+    payload has none. They follow from the tokens, and would be a third of it. Raises Invalid."""
+    meta = check_group(group, limits, newest_version)
+    if group.kind == rollout_pb2.TASK_KIND_EVAL:
+        return EncodedGroup(meta, b"")
+    if not texts:
+        bare = rollout_pb2.Group()
+        bare.CopyFrom(group)
+        bare.ClearField("prompt_text")
+        for completion in bare.completions:
+            completion.ClearField("text")
+        group = bare
+    payload = encode(group)
+    meta.digest = payload_digest(payload)
+    return EncodedGroup(meta, payload)
 
 
 def token_count(buffer: bytes, field: str, limits: GroupLimits) -> int:
