@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.config.model_files import positions
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.model_head import head_scratch_bytes
+from paceline.model_head import tokens_per_chunk
 from paceline.model_shape import ModelShape, trainer_dtype
 
 GIB = 1 << 30
@@ -27,8 +27,21 @@ GPUS = {
 """GiB that CUDA reports, below the size in the name, rounded down."""
 RESERVE = 0.92
 """Fraction of a GPU that a plan may fill, beside CUDA's context and the allocator's gaps."""
-STATE = {"weights": 4, "gradients": 4, "optimizer moments": 8, "reduction scratch": 4}
-"""Bytes per trained parameter, divided by the ranks of a replica."""
+REMEDIES = {
+    "weights": "fleet.policy_ranks: more",
+    "gradients until the last row": 'train.memory.gradient_sync = "row"',
+    "optimizer moments": "train.memory.offload_optimizer = true",
+    "reference": "train.memory.offload_frozen = true",
+    "gathered weights": "train.memory.reshard_after_forward = true",
+    "activations": "model.gradient_checkpointing = true",
+    "inputs of blocks": "train.memory.offload_activations = true",
+    "activations outside blocks": "train.memory.tokens_per_microbatch: fewer",
+    "logits": "train.memory.logits_chunk_mb: less",
+    "published weights": "train.memory.offload_publishing = true",
+    "engine weights": 'rollout.tensor_parallel: more, with rollout.engine = "vllm"',
+    "KV cache of one sequence": "rollout.max_context: less",
+}
+"""Settings that shrink a part or have the host hold it; docs/trainer-memory.md has their prices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +74,17 @@ def found_gpu() -> Gpu | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process, or one GPU of an engine: bytes by part on the device, and in host memory.
-    ``changes``: settings that help if it does not fit, the most effective first."""
+    """One process, or one GPU of an engine: bytes by part on the device, and in host memory."""
 
     name: str
     gpu: dict[str, int]
     host: dict[str, int]
-    changes: tuple[str, ...]
+
+    @property
+    def remedies(self) -> list[str]:
+        """Settings that help if it does not fit: those of the largest parts first."""
+        largest_first = sorted(self.gpu, key=self.gpu.__getitem__, reverse=True)
+        return [REMEDIES[part] for part in largest_first if part in REMEDIES]
 
 
 def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
@@ -85,37 +102,46 @@ def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
             yield (
                 f"a {plan.name} needs {needed / GIB:.1f} GiB, and {gpu.name} has {room / GIB:.1f} "
                 f"GiB to give; the largest part is {part}, {plan.gpu[part] / GIB:.1f} GiB",
-                "Change one of: " + "; ".join(plan.changes),
+                "Change one of: " + "; ".join(plan.remedies),
             )
 
 
 def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     train, memory, ranks = config.train, config.train.memory, config.fleet.policy_ranks
-    loss, several, width = config.built_in, ranks > 1, _width(trainer_dtype(config))
-    trained = 2 if loss is not None and loss.critic else 1
-    frozen = (loss is not None and loss.reference) or train.loss.kl_coef > 0
-    weights, roots = trained * shape.parameters, trained * shape.root_parameters
-    parts = {name: size * weights // ranks for name, size in STATE.items()}
-    # Each rank reads its float32 slices, by way of host memory.
-    host = {"loading": 4 * shape.parameters // ranks}
-    if memory.offload_optimizer:
-        host["optimizer moments"] = parts.pop("optimizer moments")
-    if frozen:
-        (host if memory.offload_frozen else parts)["reference"] = 4 * shape.parameters // ranks
-        if memory.offload_frozen and not several:
-            parts["block of the reference"] = 4 * (shape.block_parameters + shape.root_parameters)
-    if several:
-        # FSDP2 prefetches one block. Embeddings and head stay whole until their backward.
-        whole = 2 * shape.block_parameters + roots if memory.reshard_after_forward else weights
-        parts["gathered blocks"] = width * whole + 4 * (shape.block_parameters + roots)
-        if memory.gradient_sync == "step":
-            parts["gradients until the last row"] = 4 * weights
+    loss, tokens = config.built_in, memory.tokens_per_microbatch
+    models = 2 if loss is not None and loss.critic else 1
+    weights, roots = models * shape.parameters, models * shape.root_parameters
+    slices = 4 * shape.parameters // ranks  # Of one model, in float32
+    gpu = dict.fromkeys(("weights", "gradients", "reduction scratch"), 4 * weights // ranks)
+    host = {"loading": slices}
+    (host if memory.offload_optimizer else gpu)["optimizer moments"] = 8 * weights // ranks
+    if (loss is not None and loss.reference) or train.loss.kl_coef > 0:
+        (host if memory.offload_frozen else gpu)["reference"] = slices
+        if memory.offload_frozen and ranks == 1:
+            gpu["block of the reference"] = 4 * (shape.block_parameters + shape.root_parameters)
+    if ranks == 1:
+        gpu["weights converted by autocast"] = models * shape.weight_copies
     else:
-        # Several ranks gather in the type in which they compute.
-        parts["weights converted by autocast"] = trained * shape.weight_copies
-    parts["activations"] = trained * activation_bytes(config, shape)
-    parts["logits"] = head_scratch_bytes(
-        memory.tokens_per_microbatch,
+        # FSDP2 prefetches one block, and gathers in the type in which it computes. Embeddings and
+        # head stay whole until their backward.
+        width = _width(trainer_dtype(config))
+        if memory.reshard_after_forward:
+            gpu["gathered blocks"] = width * (2 * shape.block_parameters + roots)
+        else:
+            gpu["gathered weights"] = width * weights
+        gpu["gradients of a block"] = 4 * (shape.block_parameters + roots)
+        if memory.gradient_sync == "step":
+            gpu["gradients until the last row"] = 4 * weights
+    kept = models * tokens * shape.block_saved
+    if config.model.gradient_checkpointing:
+        inputs = models * tokens * shape.block_inputs
+        (host if memory.offload_activations else gpu)["inputs of blocks"] = inputs
+        gpu["activations of a block"] = kept
+    else:
+        gpu["activations"] = kept * shape.layers
+    gpu["activations outside blocks"] = models * tokens * shape.root_saved
+    gpu["logits"] = head_scratch_bytes(
+        tokens,
         shape.hidden,
         shape.vocabulary,
         memory.logits_chunk_mb,
@@ -124,34 +150,25 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     if not config.recorded:
         # A rank's buckets of two versions: links still send the older, or compare with it.
         wire = _engine_width(config) * shape.parameters // ranks
-        (host if memory.offload_publishing else parts)["published weights"] = 2 * wire
+        (host if memory.offload_publishing else gpu)["published weights"] = 2 * wire
         if config.rollout.weight_deltas:
             host["encoded deltas"] = wire
-    if memory.offload_activations:
-        host["activations"] = trained * memory.tokens_per_microbatch * shape.block_inputs
-    checkpointing, published = config.model.gradient_checkpointing, not config.recorded
-    changes = {  # docs/trainer-memory.md says what each costs
-        "train.memory.reshard_after_forward = true": several and not memory.reshard_after_forward,
-        'train.memory.gradient_sync = "row"': several and memory.gradient_sync == "step",
-        "model.gradient_checkpointing = true": not checkpointing,
-        "fleet.policy_ranks: more": True,
-        "train.memory.offload_frozen = true": frozen and not memory.offload_frozen,
-        "train.memory.offload_activations = true": checkpointing and not memory.offload_activations,
-        "train.memory.offload_publishing = true": published and not memory.offload_publishing,
-        "train.memory.offload_optimizer = true": not memory.offload_optimizer,
-        "train.memory.tokens_per_microbatch: fewer": True,
-        'model.dtype = "bfloat16"': width == 4,
-    }
-    return ProcessPlan("policy rank", parts, host, _open(changes))
+    return ProcessPlan("policy rank", gpu, host)
 
 
-def activation_bytes(config: Config, shape: ModelShape) -> int:
-    """Bytes that the blocks keep of one row for its backward pass."""
-    tokens, memory = config.train.memory.tokens_per_microbatch, config.train.memory
-    if not config.model.gradient_checkpointing:
-        return tokens * (shape.block_saved * shape.layers + shape.root_saved)
-    inputs = 0 if memory.offload_activations else shape.block_inputs
-    return tokens * (inputs + shape.block_saved + shape.root_saved)
+def head_scratch_bytes(
+    tokens: int, hidden: int, vocabulary: int, chunk_mb: float, *, entropy_gradient: bool = False
+) -> int:
+    """Most bytes that scoring ``tokens`` targets of a row and its backward pass hold beside weights
+    and gradients.
+
+    Four times the logits of a chunk, five with the gradient of the entropy (measured), and with
+    several chunks the gradient of the head once more. Caps and scales of logits (Gemma, Cohere,
+    Granite) are not in it, nor are sharded heads.
+    """
+    chunk = min(tokens, tokens_per_chunk(vocabulary, chunk_mb))
+    logits = (5 if entropy_gradient else 4) * chunk * vocabulary * 4
+    return logits + (vocabulary * hidden * 4 if chunk < tokens else 0)
 
 
 def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
@@ -159,7 +176,7 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     rollout, devices, width = config.rollout, config.rollout.tensor_parallel, _engine_width(config)
     weights = width * shape.parameters
     context = min(config.longest_sequence, positions(config.model.path) or config.longest_sequence)
-    parts = {
+    gpu = {
         "engine weights": weights // devices,
         "KV cache of one sequence": width * shape.kv_elements * context // devices,
     }
@@ -169,17 +186,7 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     host = {"received weights": (2 if two else 1) * weights}
     if rollout.engine == "vllm":
         host["weights that ranks share"] = weights
-    changes = {
-        'rollout.dtype = "bfloat16"': width == 4,
-        "rollout.tensor_parallel: more": rollout.engine == "vllm",
-        "rollout.max_context: less": True,
-    }
-    return ProcessPlan("rollout worker", parts, host, _open(changes))
-
-
-def _open(changes: dict[str, bool]) -> tuple[str, ...]:
-    """Changes that are not made yet, and help."""
-    return tuple(change for change, helps in changes.items() if helps)
+    return ProcessPlan("rollout worker", gpu, host)
 
 
 def _width(dtype: str) -> int:

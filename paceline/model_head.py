@@ -1,4 +1,4 @@
-"""Head of a language model: logits of hidden states, by chunks of tokens, and their memory."""
+"""Head of a language model: logits of hidden states, by chunks of tokens."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ DEFAULT_CHUNK_MB = 128
 def tokens_per_chunk(vocabulary: int, chunk_mb: float) -> int:
     """Tokens whose float32 logits fill at most ``chunk_mb`` MiB; at least one."""
     return max(1, int(chunk_mb * MIB) // (4 * vocabulary))
-
-
-def head_scratch_bytes(
-    tokens: int, hidden: int, vocabulary: int, chunk_mb: float, *, entropy_gradient: bool = False
-) -> int:
-    """Most bytes that scoring ``tokens`` targets of a row and its backward pass hold beside weights
-    and gradients.
-
-    Four times the logits of a chunk, five with the gradient of the entropy (measured), and with
-    several chunks the gradient of the head once more. Caps and scales of logits (Gemma, Cohere,
-    Granite) are not in it, nor are sharded heads.
-    """
-    chunk = min(tokens, tokens_per_chunk(vocabulary, chunk_mb))
-    logits = (5 if entropy_gradient else 4) * chunk * vocabulary * 4
-    return logits + (vocabulary * hidden * 4 if chunk < tokens else 0)
 
 
 def logits_of(model: Any, hidden: Tensor) -> Tensor:
@@ -52,8 +37,8 @@ def has_other_logits(model: Any, device: torch.device) -> bool:
     has more layers, or scales of its own."""
     import torch
 
-    rows = model.get_input_embeddings().weight.shape[0]
-    ids = torch.arange(16, device=device)[None] % rows
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(16, device=device)[None] % vocabulary
     with torch.inference_mode():
         hidden = model.base_model(input_ids=ids, use_cache=False)[0]
         own = model(input_ids=ids, use_cache=False).logits.float()

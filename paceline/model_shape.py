@@ -1,7 +1,7 @@
 """Sizes of a model, from its config.json alone.
 
 Parameters are counted on torch's meta device. The bytes that a forward keeps for its backward are
-linear in tokens and blocks: models of one and two blocks are run on fake tensors, without data.
+those of models of one and two blocks, which are run on fake tensors, without data.
 """
 
 import copy
@@ -13,6 +13,8 @@ from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
 
 _ATTENTION = "paceline_memory_plan"
+TOKENS = 1 << 24
+"""Of a forward without data: so many that copies of weights are nothing beside what they keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +62,20 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     kinds = getattr(model, "_no_split_modules", None) or ()
-    blocks = [
-        sum(p.numel() for p in module.parameters())
-        for module in model.modules()
-        if type(module).__name__ in kinds
-    ]
+    blocks = [[*m.parameters()] for m in model.modules() if type(m).__name__ in kinds]
+    sizes = [sum(p.numel() for p in block) for block in blocks]
+    matrices = sum(p.numel() for block in blocks for p in block if p.ndim == 2)
     total = sum(p.numel() for p in model.parameters())
     text = config.get_text_config()
     heads, layers = text.num_attention_heads, text.num_hidden_layers
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     # What a block keeps is the difference between a model of two and a model of one.
-    few, many = ([_saved(config, blocks, n, dtype) for blocks in (1, 2)] for n in (256, 512))
-    one, two = ((more - less) // 256 for less, more in zip(few, many, strict=True))
+    one, two = (_saved(text, blocks, dtype) for blocks in (1, 2))
     return ModelShape(
         parameters=total,
-        block_parameters=max(blocks, default=total),
-        root_parameters=total - sum(blocks),
+        block_parameters=max(sizes, default=total),
+        root_parameters=total - sum(sizes),
         layers=layers,
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,
@@ -84,24 +83,16 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
         block_saved=two - one,
         root_saved=max(0, 2 * one - two),
         block_inputs=4 * text.hidden_size * layers,
-        weight_copies=layers * (few[1] - few[0] - 256 * (two - one)),
+        weight_copies=2 * matrices if dtype == "bfloat16" else 0,
     )
 
 
-def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
-    """Bytes that a forward keeps for its backward, without parameters and head."""
+def _saved(config: Any, blocks: int, dtype: str) -> int:
+    """Bytes per token that a forward keeps for its backward, without parameters and head."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import AttentionInterface, AutoModel
 
-    AttentionInterface.register(_ATTENTION, _attention)
-    small = copy.deepcopy(config.get_text_config())
-    small.num_hidden_layers = blocks
-    small.use_cache = False
-    masks = None
-    if getattr(small, "layer_types", None):
-        small.layer_types = small.layer_types[:blocks]
-        masks = {"full_attention": None, "sliding_attention": None}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,36 +100,31 @@ def _saved(config: Any, blocks: int, tokens: int, dtype: str) -> int:
         kept[storage._cdata] = storage
         return tensor
 
-    mixed = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
-    with FakeTensorMode(), mixed:
+    def attention(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        """Keeps what fused attention keeps. Prompts are copied for each completion: not counted."""
+        if mixed:
+            query, key, value = (x.to(torch.bfloat16) for x in (query, key, value))
+        output = query.new_zeros((*query.shape[:-1], value.shape[-1]))
+        for tensor in (query, key, value, output):
+            keep(tensor)
+        return output.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(_ATTENTION, attention)
+    small, mixed = copy.deepcopy(config), dtype == "bfloat16"
+    small.num_hidden_layers, small.use_cache = blocks, False
+    if getattr(small, "layer_types", None):
+        small.layer_types = small.layer_types[:blocks]
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         model = AutoModel.from_config(small, attn_implementation=_ATTENTION, dtype=torch.float32)
         model.train()
         for name, parameter in model.named_parameters():
             # A sharded replica gathers experts in this type. Autocast leaves their product alone,
             # and without data it is defined in no other.
-            if dtype == "bfloat16" and ".experts." in name:
+            if mixed and ".experts." in name:
                 parameter.data = parameter.data.to(torch.bfloat16)
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
-        ids = torch.zeros(1, tokens, dtype=torch.int64)
+        ids = torch.zeros(1, TOKENS, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(input_ids=ids, position_ids=ids, attention_mask=masks, use_cache=False)
-    return sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
-
-
-def _attention(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any
-) -> tuple[Any, None]:
-    """Shapes that fused attention keeps; prompts copied for each completion are not counted."""
-    import torch
-
-    class Fused(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
-            output = query.new_zeros((*query.shape[:-1], value.shape[-1]))
-            ctx.save_for_backward(query, key, value, output)
-            return output
-
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value = (t.to(torch.get_autocast_dtype("cpu")) for t in (query, key, value))
-    output = Fused.apply(query, key, value)  # type: ignore[no-untyped-call]
-    return output.transpose(1, 2).contiguous(), None
+            model(input_ids=ids, position_ids=ids, use_cache=False)
+    found: int = sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
+    return found // TOKENS

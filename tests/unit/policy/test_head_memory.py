@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.model_head import MIB, head_scratch_bytes, tokens_per_chunk
+from paceline.memory_plan import head_scratch_bytes
+from paceline.model_head import MIB, tokens_per_chunk
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, score
 from policy_worker.rows.group_reading import decode
