@@ -9,14 +9,15 @@
 - Anyone on the machine may read, the leader's event loop decides for the whole fleet, and a client
   that repeats a request as fast as it can would take as much of it as it gets. So requests wait for
   their turn, which costs nothing, in lanes: whoever has the token does not stand behind strangers,
-  who guess it or only read. What strangers ask is computed one question at a time, with a rest
-  after each. Who would wait too long is answered with 503 and ``Retry-After``, after a pause: a
-  client that ignores it is then no faster than the others.
+  who guess it or only read. Of each, one question at a time is computed, with a rest after it, and
+  equal questions share the answer. Who would wait too long is answered with 503 and
+  ``Retry-After``, after a pause: a client that ignores it is then no faster than the others.
 """
 
 import asyncio
 import hashlib
 import hmac
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -31,15 +32,17 @@ from controller.rest.schemas import respond
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.request_proof import Proofs
 
+log = logging.getLogger(__name__)
+
 RATE = 100.0  # Requests a second of one lane, in the long run
 BURST_S = 2.0  # A lane that was quiet may have so many seconds' requests at once
 LONGEST_WAIT_S = 5.0
 REFUSED_AFTER_S = 1.0
-REST = 4.0
+REST, OWNERS_REST = 4.0, 1.0
 """After a computation the next one waits this many times as long: strangers take a fifth of the
-time."""
+time, the owner a half."""
 LONGEST_REST_S = 0.5
-MOST_WAITING = 32  # Questions of strangers that wait to be computed
+MOST_WAITING = 32  # Questions of strangers, and of the owner, that wait to be computed
 MOST_BODY = 64 << 10
 PROVEN = "paceline-proven"
 """In the scope's state: SHA-256 of the body that the request's proof is for; empty for a request
@@ -85,6 +88,47 @@ class Lane:
 
 
 @dataclass(slots=True)
+class Answers:
+    """Answers of ``app`` to readers of one kind. Each is good until the rest after it is over."""
+
+    app: ASGIApp
+    rest: float
+    known: dict[tuple[str, bytes], asyncio.Task[list[Message]]] = field(default_factory=dict)
+    _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _rest_until: float = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = scope["path"], scope["query_string"]
+        answer = self.known.get(key)
+        if answer is None or (answer.done() and time.monotonic() >= self._rest_until):
+            if len(self.known) >= MOST_WAITING:
+                await busy(scope)(scope, receive, send)
+                return
+            answer = self.known[key] = asyncio.create_task(self._compute(scope, receive))
+        # One reader that leaves takes the answer from no other, and nobody waits for a connection.
+        for message in await asyncio.shield(answer):
+            await send(dict(message))
+
+    async def _compute(self, scope: Scope, receive: Receive) -> list[Message]:
+        messages: list[Message] = []
+
+        async def collect(message: Message) -> None:
+            messages.append(message)
+
+        async with self._computing:
+            await asyncio.sleep(max(0.0, self._rest_until - time.monotonic()))
+            self.known = {asked: task for asked, task in self.known.items() if not task.done()}
+            began = time.monotonic()
+            try:
+                await self.app(scope, receive, collect)
+            except Exception:
+                log.exception("a read failed path=%s", scope["path"])
+            ended = time.monotonic()
+            self._rest_until = ended + min(LONGEST_REST_S, self.rest * (ended - began))
+        return messages
+
+
+@dataclass(slots=True)
 class RestAuth:
     """Middleware around the REST application ``app``. ``origins`` returns the URLs of the run's
     other controllers, ``policy`` the content security policy of the dashboard. Both are called anew
@@ -99,12 +143,11 @@ class RestAuth:
     """Turns of probes, of requests with the token, and of all others."""
     _proofs: Proofs = field(init=False)
     _bearer: bytes = field(init=False, repr=False)
-    _waiting: int = 0  # Questions of strangers
-    _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _rest_until: float = 0.0
+    _answers: dict[bool, Answers] = field(init=False)  # To the owner, and to all others
 
     def __post_init__(self) -> None:
         self._proofs, self._bearer = Proofs(self.token), f"Bearer {self.token}".encode()
+        self._answers = {o: Answers(self.app, OWNERS_REST if o else REST) for o in (True, False)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,33 +176,12 @@ class RestAuth:
             scope = {**scope, "method": "GET"}
         computed = path == "/metrics" or path.startswith("/api/v1/")
         read = request.method in READS
-        app = self._compute if computed and read and not owner else self.app
+        app = self._answers[owner] if computed and read else self.app
         await (refusal or app)(scope, receive, send_with_headers)
-
-    async def _compute(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a stranger, after those who came before. Nobody waits for its connection."""
-        if self._waiting >= MOST_WAITING:
-            await busy(scope)(scope, receive, send)
-            return
-        messages: list[Message] = []
-
-        async def collect(message: Message) -> None:
-            messages.append(message)
-
-        self._waiting += 1
-        try:
-            async with self._computing:
-                await asyncio.sleep(max(0.0, self._rest_until - time.monotonic()))
-                began = time.monotonic()
-                try:
-                    await self.app(scope, receive, collect)
-                finally:
-                    ended = time.monotonic()
-                    self._rest_until = ended + min(LONGEST_REST_S, REST * (ended - began))
-        finally:
-            self._waiting -= 1
-            for message in messages:
-                await send(message)
+        if not read and refusal is None:
+            # What was asked before a command is no answer to who asks after it.
+            for answers in self._answers.values():
+                answers.known.clear()
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         found, path = dict(HEADERS), request.scope["path"]

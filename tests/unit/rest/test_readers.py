@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import httpx
+import pytest
 
 from controller.rest.auth import BURST_S, LONGEST_WAIT_S, MOST_WAITING, RATE, Lane, RestAuth
 
@@ -69,6 +70,18 @@ async def test_different_questions_are_computed_one_after_the_other_and_then_ref
     refused = [answer for answer in answers if answer.status_code == 503]
     assert len(refused) == 8 and all(answer.headers["retry-after"] for answer in refused)
     assert app.most_at_once == 1 and sum(app.asked.values()) == MOST_WAITING
+
+
+@pytest.mark.parametrize("token", ["", "secret"])
+async def test_equal_questions_share_an_answer_until_a_command_comes(token: str) -> None:
+    """32 connections of a stranger, or of whoever has the token, cost one computation."""
+    app, owner = Slow(), {"Authorization": "Bearer secret"}
+    async with client_of(app) as client:
+        for number in (1, 2):
+            asked = (client.get("/metrics", headers=owner if token else {}) for _ in range(32))
+            assert {a.text for a in await asyncio.gather(*asked)} == {f"answer {number}"}
+            await client.post("/api/v1/pause", headers=owner)
+    assert app.asked["/metrics"] == 2 and app.most_at_once == 1
 
 
 def test_a_lane_gives_turns_at_its_rate_and_refuses_who_would_wait_too_long() -> None:
