@@ -67,7 +67,9 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
-Place = tuple[str, str, int]  # Scheme, host and port of an origin; every loopback name is one host
+Place = tuple[str, str, int]  # Scheme, host and port of an origin
+OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+"""One host. Another user may listen at any other address of 127.0.0.0/8, on the same port."""
 
 
 @dataclass(slots=True)
@@ -284,4 +286,4 @@ def place_of(url: str) -> Place | None:
         return None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
-    return parts.scheme, "loopback" if is_loopback(parts.hostname) else parts.hostname, port
+    return parts.scheme, "localhost" if parts.hostname in OWN_NAMES else parts.hostname, port

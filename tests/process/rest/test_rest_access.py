@@ -81,6 +81,7 @@ async def test_who_may_what(
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://127.0.0.1:1234"},
+        {"Origin": "http://127.0.0.2:9000"},
         {"Origin": "http://["},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
