@@ -76,7 +76,8 @@ class Child:
         if spec.nice:
             # Right after the start: threads inherit the priority of the thread that makes them.
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, spec.nice)
+                nice = os.getpriority(os.PRIO_PROCESS, 0) + spec.nice
+                os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         try:
             identity = ProcessId.of(process.pid)
         except psutil.Error:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,16 @@ async def test_what_a_killed_process_left_in_its_session_is_ended(tmp_path: Path
     assert await child.wait() == -signal.SIGKILL
     assert len(pool) == 1
     await until(lambda: not pool[0].is_running() or pool[0].status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_workers_yield_however_nice_their_launcher_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpriority", lambda *_: 10)
+    child = await Child.start(replace(Scripts(tmp_path).worker("rollout", 0), nice=5))
+    assert psutil.Process(child.pid).nice() == 15
+    child.kill()
+    await child.wait()
 
 
 async def test_a_child_that_ended_unheard_is_not_signalled(tmp_path: Path) -> None:
