@@ -79,10 +79,13 @@ def register(d: Decider, now: float, c: WorkerSpec, stalled_s: float = 0.0) -> N
     # Names the files that it does not share with the first one that differs from it.
     worker = fleet.workers[c.worker_id]
     for other in fleet.living_in(worker.pool):
-        differing = {k for k, v in worker.origins.items() if other.origins.get(k, v) != v}
+        differing = [
+            f"{setting} ({digest} here, {other.origins[setting]} there)"
+            for setting, digest in sorted(worker.origins.items())
+            if other.origins.get(setting, digest) != digest
+        ]
         if differing:
-            settings = tuple(sorted(differing))
-            d.emit(ev.OriginsDiffer(worker.worker_id, other.worker_id, settings))
+            d.emit(ev.OriginsDiffer(worker.worker_id, other.worker_id, tuple(differing)))
             break
     d.settle_fleet(now)
 

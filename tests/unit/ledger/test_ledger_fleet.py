@@ -329,6 +329,6 @@ def test_a_worker_with_other_files_than_one_of_its_kind_is_named_with_the_settin
     assert "OriginsDiffer" in join("r3", reward="1", environment="3")
     differing = run.event(ev.OriginsDiffer)
     assert (differing.worker_id, differing.other) == ("r3", "r0")
-    assert differing.settings == ("environment",) and "r3" in differing.text()
+    assert differing.settings == ("environment (3 here, 2 there)",) and "r3" in differing.text()
     run.failover()
     assert "OriginsDiffer" not in join("r3", reward="1", environment="2"), "it was mended"
