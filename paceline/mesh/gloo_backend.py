@@ -61,8 +61,9 @@ class GlooBackend:
         with _forming:
             before = severable_sockets.listeners()
             device = dist.ProcessGroupGloo.create_device(**place)
-            mine = [a for s, a in severable_sockets.listeners().items() if s not in before]
-        here = json.dumps(mine).encode()
+            found = severable_sockets.listeners().items()
+            mine = {listener: address for listener, address in found if listener not in before}
+        here = json.dumps([*mine.values()]).encode()
         for raw in meeting.exchange("gloo", member.rank, here, member.size):
             self._addresses.update((str(h), int(p)) for h, p in json.loads(raw))
         options = dist.ProcessGroupGloo._Options()
@@ -70,6 +71,7 @@ class GlooBackend:
         options._devices = [device]
         self._store = RedisStore(meeting, member.size)
         self._group = dist.ProcessGroupGloo(self._store, member.rank, member.size, options)
+        severable_sockets.admit_no_more(mine)
         self._sockets = severable_sockets.connected_via(self._addresses)
         if self._severed.is_set():
             severable_sockets.shut(self._sockets)

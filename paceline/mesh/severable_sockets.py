@@ -2,14 +2,17 @@
 own.
 
 Only shutting a collective's connected sockets frees a thread that is blocked in gloo. A listening
-socket must never be shut: gloo ends the process then.
+socket must never be shut: gloo ends the process then. It ends it as well once no file can be opened
+for one more connection, which it would keep for ever: a listener admits nobody who comes later.
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
 import stat
+import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,11 @@ Address = tuple[str, int]
 
 _TCP = (socket.AF_INET, socket.AF_INET6)
 _DESCRIPTORS = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
+
+
+_NOTHING = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+_FILTER = 26, struct.pack("HP", 1, ctypes.addressof(_NOTHING))
+"""Option SO_ATTACH_FILTER, and the program of one instruction that keeps 0 bytes of a packet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,13 @@ class SocketId:
 def listeners() -> dict[SocketId, Address]:
     """Listening TCP sockets of this process and the addresses they are bound to."""
     return {s: local for s, listening, local, _ in _tcp_sockets() if listening}
+
+
+def admit_no_more(listening: Collection[SocketId]) -> None:
+    """Has the kernel drop, as a firewall does, who connects from now on. Connections stay."""
+    for wanted in listening:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(wanted.descriptor)) as end:
+            end.setsockopt(socket.SOL_SOCKET, *_FILTER)
 
 
 def connected_via(addresses: Collection[Address]) -> list[SocketId]:

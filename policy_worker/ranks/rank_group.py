@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.mesh import severable_sockets
 from paceline.mesh.rendezvous import host_store
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import python_module
@@ -73,6 +74,7 @@ class RankGroup(Replica):
         self._life, self._children = life, children
         self._closing = threading.Event()
         self._given_up = False
+        before = severable_sockets.listeners()
         with _gloo_interface(place.interface):
             backend = "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo"
             dist.init_process_group(
@@ -86,6 +88,7 @@ class RankGroup(Replica):
             # collective over parameters keeps one.
             self._control = dist.new_group(backend="gloo", timeout=FOREVER)
             self.mesh = dist.init_device_mesh(place.device, (self.size,), mesh_dim_names=("shard",))
+        severable_sockets.admit_no_more(severable_sockets.listeners().keys() - before.keys())
 
     def announce(self, operation: str, **arguments: Any) -> None:
         if self.leads and not self._given_up:

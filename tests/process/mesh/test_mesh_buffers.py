@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from paceline.mesh.severable_sockets import listeners
 from tests.fixtures.meshes import Members, on_all
 from tests.fixtures.weight_links import until
 
@@ -34,6 +36,19 @@ def test_buckets_reduce_in_the_order_they_were_started(pair: Members) -> None:
     assert on_all(2, reduce) == [None, None]
     assert torch.equal(buffers[0], torch.arange(10_000.0) + 1)
     assert torch.equal(buffers[1], buffers[0])
+
+
+def test_a_formed_mesh_admits_nobody_who_comes_later(url: str) -> None:
+    """10,050 idle connections would use up the open files, and gloo ends the process then."""
+    before = listeners()
+    pair = Members(url, "admitted")
+    bound = [address for found, address in listeners().items() if found not in before]
+    assert len(bound) == 2
+    for address in bound:
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, timeout=0.2)
+    assert on_all(2, lambda rank: pair.meshes[rank].all_reduce(torch.ones(9))) == [None, None]
+    pair.close()
 
 
 def test_a_member_sees_at_once_that_another_has_left(url: str) -> None:
