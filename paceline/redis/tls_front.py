@@ -4,9 +4,10 @@
 
 The server itself listens on its Unix socket alone. A worker learns the URL from the leader, with
 the certificate in it, so its password goes to this process and to nobody who took the port over.
-A connection whose first request does not log in ends with it: strangers keep none. The server sees
-a connection once that request is whole, and few at a time that it has not let in: its connections
-are the controllers' too.
+A connection whose first request does not log in ends with it: strangers keep none. Beyond
+``MOST_STRANGERS`` a new one takes the place of the one that has waited longest. The server sees a
+connection once that request is whole, and few at a time that it has not let in: its connections are
+the controllers' too.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from paceline.errors import BadInput
-from paceline.process.files import set_process_limits, write_private
+from paceline.process.files import open_files_limit, set_process_limits, write_private
 from paceline.process.lifetime import alive, started_s
 from paceline.process.user_code import python_module
 from paceline.rpc.addresses import bindable, free_ports, is_loopback
@@ -37,12 +38,13 @@ RECORD = "front.pid"
 LOGIN = re.compile(
     rb"\*\d+\r\n(\$4\r\nAUTH|\$5\r\nHELLO\r\n\$1\r\n[23]\r\n\$4\r\nAUTH)\r\n", re.IGNORECASE
 )
+MOST_STRANGERS = 1024  # Connections that have not logged in
 MOST_LOGINS = 256
 """Connections at a time whose login the server has not answered."""
 _COUNT = re.compile(rb"\*([2-9])\r\n")
 _SIZE = re.compile(rb"\$(\d{1,3})\r\n")
 _ENDED = (
-    *(OSError, ssl.SSLError, TimeoutError),
+    *(OSError, ssl.SSLError, TimeoutError, asyncio.CancelledError),
     *(asyncio.IncompleteReadError, asyncio.LimitOverrunError),
 )
 
@@ -122,17 +124,28 @@ async def _serve(listener: socket.socket, home: Path, server: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(home / "front.pem")
     turns = asyncio.Semaphore(MOST_LOGINS)
+    most = min(MOST_STRANGERS, open_files_limit() // 4)
+    strangers: dict[asyncio.Task[None], None] = {}  # in the order in which they came
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(strangers) >= most:
+            oldest = next(iter(strangers))
+            oldest.cancel()
+            del strangers[oldest]
+        strangers[task] = None
         with contextlib.suppress(*_ENDED), contextlib.closing(writer):
-            async with asyncio.timeout(FIRST_S):
-                login = await _login(reader)
+            try:
+                async with asyncio.timeout(FIRST_S):
+                    await writer.start_tls(context)
+                    login = await _login(reader)
+            finally:
+                strangers.pop(task, None)
             if login:
                 await _relay(login, reader, writer, server, turns)
 
-    serving = await asyncio.start_server(
-        connected, sock=listener, ssl=context, ssl_handshake_timeout=FIRST_S, limit=CHUNK
-    )
+    serving = await asyncio.start_server(connected, sock=listener, limit=CHUNK)
     await serving.serve_forever()
 
 

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from paceline.config.sections.services import RedisConfig
+from paceline.redis import tls_front
 from paceline.redis.client import connect, connect_sync
 from paceline.redis.server import RedisEndpoint, ensure_redis, front_is_down, stop_redis
 from paceline.redis.tls_front import front_process
@@ -87,6 +88,34 @@ def test_the_server_has_no_connection_of_who_has_not_sent_a_whole_login(
                 one.sendall(LOGIN[at : at + 1])
             assert one.recv(1 << 12).startswith(b"-WRONGPASS")
         assert client.info("clients")["connected_clients"] <= before + 1
+
+
+async def test_idle_connections_beyond_a_number_give_way_to_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_front, "MOST_STRANGERS", 4)
+    tls_front._certificate(tmp_path)
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 12)
+        writer.write(b"-WRONGPASS\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(refuse, tmp_path / "server")
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    front = asyncio.create_task(tls_front._serve(listener, tmp_path, tmp_path / "server"))
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(20)
+        ]
+        url = f"rediss://127.0.0.1:{address[1]}"
+        assert (await asyncio.to_thread(reach, url, LOGIN)).startswith(b"-WRONGPASS")
+        for one in strangers[:16]:
+            assert await asyncio.to_thread(one.recv, 1) == b""
+    front.cancel()
+    await asyncio.gather(front, return_exceptions=True)
+    server.close()
 
 
 def test_who_takes_the_port_over_is_sent_no_password(
