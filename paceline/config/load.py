@@ -19,7 +19,7 @@ from paceline.config.schema import SECTIONS, SETTINGS, TABLES, Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import BadInput
 from paceline.masking import masked_settings
-from paceline.process.files import check_ours
+from paceline.process.files import read_ours
 
 FLEET_SECTIONS = (
     *("run", "model", "data", "reward", "train", "objective", "evaluation", "rollout", "scorers"),
@@ -157,12 +157,13 @@ def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def _read(path: Path) -> str:
     try:
-        if path.is_file():
-            # It names code that will run. Code of the directory where somebody starts Paceline runs
-            # anyway: in a container, root often works in a directory of the host's user.
-            check_ours(path, trusted=Path.cwd().stat().st_uid)
+        if not path.is_file():
+            return path.read_text()  # such as a pipe
+        # It names code that will run. Code of the directory where somebody starts Paceline runs
+        # anyway: in a container, root often works in a directory of the host's user.
+        content = read_ours(path, linked=True, trusted=Path.cwd().stat().st_uid)
         # Editors of Windows begin a file with a mark of its encoding.
-        return path.read_text(encoding="utf-8-sig")
+        return content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(

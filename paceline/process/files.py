@@ -33,14 +33,17 @@ def new_private_directory(path: Path) -> Path:
     return path
 
 
-def check_ours(path: Path, *, trusted: int = 0) -> None:
-    """Raises NotOurs if a user other than this one, root and ``trusted`` can have written ``path``,
-    or have chosen what it links to. A file system without owners and modes, as some mounts are,
-    cannot tell. Raises OSError if there is no such path."""
-    link = path.lstat()
-    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0, trusted):
-        raise NotOurs(f"{path} is a symbolic link of {_user(link.st_uid)}: {_REMEDY}")
-    _judge(path, path.stat(), trusted)
+def check_ours(directory: Path) -> None:
+    """Raises NotOurs if a user other than this one and root can have written in ``directory``, or
+    have chosen what it links to, or if every user can put another one in its place. (A group whose
+    members share the directory above it is trusted.) A file system without owners and modes, as
+    some mounts are, cannot tell. Raises OSError if there is no such directory."""
+    _judge_link(directory, 0)
+    _judge(directory, directory.stat())
+    for above in {*directory.absolute().parents, *directory.resolve().parents}:
+        status = above.stat()
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            _judge(above, status, status.st_uid)
 
 
 def others_can_replace(path: Path) -> bool:
@@ -61,21 +64,31 @@ def others_can_replace(path: Path) -> bool:
     return False
 
 
-def read_ours(path: Path) -> bytes:
-    """Content of a file of a run, which is no link. Raises NotOurs, and OSError if it cannot be
-    read."""
+def read_ours(path: Path, *, linked: bool = False, trusted: int = 0) -> bytes:
+    """Content of a file that no user but this one, root and ``trusted`` can have written.
+    ``linked``: it may be a link of theirs, as those of Kubernetes' secrets. Raises NotOurs, and
+    OSError if it cannot be read."""
+    if linked:
+        _judge_link(path, trusted)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        no_link = 0 if linked else os.O_NOFOLLOW
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | no_link)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotOurs(f"{path} is a symbolic link: {_REMEDY}") from None
         raise
     with os.fdopen(descriptor, "rb") as file:
-        _judge(path, os.fstat(descriptor))
+        _judge(path, os.fstat(descriptor), trusted)
         return file.read()
 
 
 _REMEDY = "it may be another user's trap. Remove it, or name one that is yours alone"
+
+
+def _judge_link(path: Path, trusted: int) -> None:
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0, trusted):
+        raise NotOurs(f"{path} is a symbolic link of {_user(status.st_uid)}: {_REMEDY}")
 
 
 def _judge(path: Path, status: os.stat_result, trusted: int = 0) -> None:

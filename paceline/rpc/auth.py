@@ -69,11 +69,7 @@ def own_token(run_dir: Path) -> str:
 
 def _read(path: Path, field: str) -> str:
     try:
-        if field:
-            check_ours(path)  # a link, as those of Kubernetes' secrets, may be the user's
-            token = path.read_text().strip()
-        else:
-            token = read_ours(path).decode(errors="replace").strip()
+        token = read_ours(path, linked=bool(field)).decode(errors="replace").strip()
     except OSError as error:
         raise AuthError(
             f"{field}{path} cannot be read ({error.strerror}): create it, or set {TOKEN_VARIABLE}"

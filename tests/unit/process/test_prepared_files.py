@@ -106,6 +106,15 @@ def test_a_run_directory_that_another_may_have_prepared_is_refused(
     assert (run_dir / "token").read_text() == TOKEN
 
 
+def test_a_run_directory_that_every_user_can_replace_is_refused(run_dir: Path) -> None:
+    above = run_dir.parent
+    above.chmod(0o1777)
+    assert own_token(run_dir) == TOKEN, "as in /tmp"
+    above.chmod(0o777)
+    with pytest.raises(NotOurs, match=f"{above} can be written"):
+        own_token(run_dir)
+
+
 def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(run_dir: Path) -> None:
     linked(run_dir)
     assert own_token(run_dir) == TOKEN
