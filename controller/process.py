@@ -30,7 +30,7 @@ from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
 from controller.runtime import cancel_all
 from controller.services import admin, policy, rollout, worker
-from controller.services.grpc_server import Services, new_server
+from controller.services.grpc_server import Services
 from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
@@ -50,7 +50,7 @@ from paceline.redis.server import (
 from paceline.rpc.addresses import at, is_loopback
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.grpc_channel import METHODS
-from paceline.rpc.listeners import UNIX, add_port, socket_path
+from paceline.rpc.listeners import UNIX, add_port, new_server, socket_path
 
 log = logging.getLogger(__name__)
 

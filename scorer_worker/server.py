@@ -21,7 +21,7 @@ from paceline.config.schema import Config
 from paceline.errors import one_line
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.grpc_channel import METHODS, TokenServices
-from paceline.rpc.listeners import HANDSHAKE_MS, add_port
+from paceline.rpc.listeners import add_port, new_server
 from paceline.v1 import scorer_pb2
 from scorer_worker.scorer import (
     BadCompletion,
@@ -61,15 +61,7 @@ class ScorerServer:
     async def start(self, host: str) -> str:
         """Listens on a free port. ``host``: address at which other machines reach this one. Returns
         host:port."""
-        limit = self._config.controller.max_message_mb << 20
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", limit),
-                ("grpc.so_reuseport", 0),
-                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-            ]
-        )
+        self._server = new_server(self._config)
         handler = grpc.unary_unary_rpc_method_handler(
             self._score,
             request_deserializer=SCORE.request.FromString,
@@ -127,7 +119,7 @@ def items_of(request: scorer_pb2.ScoreRequest) -> list[Item]:
     prompt = _tokens(request.prompt_tokens, "prompt_tokens")
     try:
         answer = json.loads(request.answer_json) if request.answer_json else ""
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadCompletion(f"answer_json is no JSON: {error}") from None
     shown = answer if isinstance(answer, str) else json.dumps(answer)
     return [

@@ -132,7 +132,7 @@ def _content(answer: bytes) -> str:
     """Text of the first choice. Raises NoScore."""
     try:
         found: Any = json.loads(answer)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         found = None
     if not isinstance(found, str):
         shown = answer[:SHOWN].decode(errors="replace")

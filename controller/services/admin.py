@@ -121,7 +121,7 @@ async def change_settings(
     for name, text in request.settings.items():
         try:
             asked[name] = json.loads(check_text(text, name, 4096))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Invalid(f"{name}: the value is not JSON: {error}") from error
     try:
         message, changes = await controller.set_settings(

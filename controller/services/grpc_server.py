@@ -23,21 +23,14 @@ from controller.ledger.decisions.commands import CommandRefused
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
 from controller.store.journal import Deposed
-from paceline.config.schema import Config
 from paceline.payloads.group_limits import Invalid
-from paceline.process.files import open_files_limit
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, Method, TokenServices
-from paceline.rpc.listeners import HANDSHAKE_MS
 
 log = logging.getLogger(__name__)
 
 Unary = Callable[["Controller", Any], Awaitable[Any]]
 Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
-
-
-IDLE_MS = 300_000  # A connection without a call is closed after this time; clients connect again
-MOST_METADATA = 16 << 10  # Bytes of the headers of a call
 
 
 class Services(TokenServices):
@@ -49,26 +42,6 @@ class Services(TokenServices):
             for name, handler in handlers.items()
         }
         super().__init__(wrapped, token)
-
-
-def new_server(config: Config) -> grpc.aio.Server:
-    limit = config.controller.max_message_mb << 20
-    return grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", limit),
-            ("grpc.max_send_message_length", limit),
-            # Otherwise two processes could listen on one port, and each would get half of the
-            # calls.
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_permit_without_calls", 1),
-            # What strangers may hold, who can connect without a token. The other half of the open
-            # files is for REST, Redis and the run's files. 1,000 workers need about 1,000.
-            ("grpc.max_allowed_incoming_connections", max(16, open_files_limit() // 2)),
-            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-            ("grpc.max_connection_idle_ms", IDLE_MS),
-            ("grpc.max_metadata_size", MOST_METADATA),
-        ]
-    )
 
 
 def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMethodHandler:

@@ -22,14 +22,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+import grpc.aio
 
+from paceline.config.schema import Config
 from paceline.config.sections.services import AuthConfig
 from paceline.errors import BadInput
-from paceline.process.files import NotOurs, others_can_replace, private_directory
+from paceline.process.files import (
+    NotOurs,
+    open_files_limit,
+    others_can_replace,
+    private_directory,
+)
 
 UNIX = "unix:"
 LONGEST_PATH = 107  # bytes of a Unix socket's path
 HANDSHAKE_MS = 10_000  # time for the handshakes of TLS and HTTP/2
+IDLE_MS = 300_000  # a connection without a call is closed after this time; clients connect again
+MOST_METADATA = 16 << 10  # bytes of the headers of a call
 LISTENER = "paceline"  # the name in every run's certificate
 UNPROVEN = "does not prove that it has this run's token"
 
@@ -79,6 +88,27 @@ def certificate_of(secret: int) -> Pair:
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
     return Pair(private, certificate.public_bytes(pem))
+
+
+def new_server(config: Config) -> grpc.aio.Server:
+    """A gRPC server, of a controller or a scorer, within the limits of what strangers may hold."""
+    limit = config.controller.max_message_mb << 20
+    return grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.max_send_message_length", limit),
+            # Otherwise two processes could listen on one port, and each would get half of the
+            # calls.
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # The other half of the open files is for REST, Redis and the run's files. 1,000 workers
+            # need about 1,000.
+            ("grpc.max_allowed_incoming_connections", max(16, open_files_limit() // 2)),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ("grpc.max_connection_idle_ms", IDLE_MS),
+            ("grpc.max_metadata_size", MOST_METADATA),
+        ]
+    )
 
 
 def add_port(server: Any, address: str, auth: AuthConfig, token: str) -> int:

@@ -43,7 +43,7 @@ def recv_frame(mesh: ProcessMesh, peer: int, limit: int = _SMALL_FRAME) -> dict[
     mesh.recv(raw, peer)
     try:
         value = json.loads(raw.numpy().tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsRefused("a message is not JSON") from error
     if not isinstance(value, dict):
         raise WeightsRefused("a message is not a JSON object")

@@ -14,14 +14,14 @@ import grpc.aio
 import psutil
 import pytest
 
-from controller.services import grpc_server
-from controller.services.grpc_server import Services, new_server
+from controller.services.grpc_server import Services
 from paceline.config.load import load_config
-from paceline.config.sections.services import AuthConfig
 from paceline.payloads.group_limits import Invalid
-from paceline.rpc.client import ControlPlane
-from paceline.rpc.listeners import add_port
-from paceline.v1 import admin_pb2
+from paceline.rpc import listeners
+from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.listeners import add_port, new_server
+from paceline.v1 import admin_pb2, scorer_pb2
+from scorer_worker.server import ScorerServer
 from testbed.fleets.controller_processes import write_config
 from testbed.fleets.controllers import running_controllers, status
 
@@ -99,29 +99,39 @@ def peak(process: psutil.Process) -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
 
 
+@pytest.mark.parametrize("role", ["controller", "scorer"])
 async def test_idle_connections_leave_room_for_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
-    monkeypatch.setattr(grpc_server, "open_files_limit", lambda: 32)
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_MS", 1000)
+    monkeypatch.setattr(listeners, "open_files_limit", lambda: 32)
+    monkeypatch.setattr(listeners, "HANDSHAKE_MS", 1000)
 
     async def answer(controller: Any, request: Any) -> admin_pb2.StatusReply:
         return admin_pb2.StatusReply(run_name="found")
 
-    server = new_server(load_config(write_config(tmp_path), []))
-    handlers = {"AdminService.GetStatus": answer}
-    server.add_generic_rpc_handlers((Services(NoController(), handlers, TOKEN),))  # type: ignore[arg-type]
-    port = add_port(server, "127.0.0.1:0", AuthConfig(), TOKEN)
-    await server.start()
+    config = load_config(write_config(tmp_path), [])
+    scorer: Any = ScorerServer(config, "kind", None, TOKEN)  # type: ignore[arg-type]
+    if role == "scorer":
+        port = int((await scorer.start("127.0.0.1")).rpartition(":")[2])
+    else:
+        scorer._server = server = new_server(config)
+        handlers = {"AdminService.GetStatus": answer}
+        server.add_generic_rpc_handlers((Services(NoController(), handlers, TOKEN),))  # type: ignore[arg-type]
+        port = add_port(server, "127.0.0.1:0", config.auth, TOKEN)
+        await server.start()
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
     files = psutil.Process().num_fds()
     control = ControlPlane([f"127.0.0.1:{port}"], token=TOKEN)
     try:
-        assert (await status(control)).run_name == "found"
+        if role == "scorer":
+            with pytest.raises(RequestRefused, match="this is the scorer kind"):
+                await control.call("ScorerService.Score", scorer_pb2.ScoreRequest())
+        else:
+            assert (await status(control)).run_name == "found"
         assert psutil.Process().num_fds() < files + 100, "most were never accepted"
     finally:
         await control.close()
         for one in strangers:
             one.close()
-        await server.stop(0)
+        await scorer.close()
     await asyncio.sleep(0)

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from controller.services.admin import change_settings
 from paceline.config.schema import Config
-from scorer_worker.scorer import Item, NoScore, Unavailable, make_scorer
-from scorer_worker.url_judge import KEY_VARIABLE
+from paceline.payloads.group_limits import Invalid
+from paceline.v1 import admin_pb2, scorer_pb2
+from scorer_worker.scorer import BadCompletion, Item, NoScore, Unavailable, make_scorer
+from scorer_worker.server import items_of
+from scorer_worker.url_judge import KEY_VARIABLE, _content
 
 ONE = np.zeros(1, np.int32)
 
@@ -116,6 +120,18 @@ async def test_a_server_that_is_overloaded_or_away_is_asked_again_and_a_refusal_
     server.close()
     with pytest.raises(Unavailable, match="does not answer"):
         await asked(url=server.url, model="m")
+
+
+async def test_json_that_is_nested_too_deeply_is_refused_as_other_malformed_text() -> None:
+    deep = "[" * 4000
+    with pytest.raises(NoScore, match="no chat completion"):
+        _content(deep.encode())
+    request = scorer_pb2.ScoreRequest(answer_json=deep, prompt_tokens=bytes(4), completions=[{}])
+    with pytest.raises(BadCompletion, match="answer_json"):
+        items_of(request)
+    settings: Any = admin_pb2.SettingsRequest(request_id="x", settings={"train.steps": deep})
+    with pytest.raises(Invalid, match=r"train\.steps"):
+        await change_settings(None, settings)  # type: ignore[arg-type]
 
 
 async def test_a_redirect_does_not_get_the_key(
