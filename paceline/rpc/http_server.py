@@ -83,7 +83,9 @@ def http_server(
     tls_key: str | None = None,
     most_connections: int | None = 512,
 ) -> Http:
-    """``most_connections``: at most a quarter of the process's open files; None: no limit."""
+    """``most_connections``: at most a quarter of the process's open files; None: half of them."""
+    files = open_files_limit()
+    limit = min(most_connections, files // 4) if most_connections else files // 2
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -94,7 +96,7 @@ def http_server(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=most_connections and min(most_connections, open_files_limit() // 4) + 1,
+        limit_concurrency=limit + 1,
         timeout_keep_alive=REQUEST_S,
         timeout_graceful_shutdown=1,
         ssl_certfile=tls_cert,

@@ -32,10 +32,10 @@ class App:
 
 
 @asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[tuple[App, Any, int]]:
+async def serving(most: int | None = MOST) -> AsyncIterator[tuple[App, Any, int]]:
     bound = socket.create_server(("127.0.0.1", 0), backlog=256)
     app = App()
-    server = http_server(app, most_connections=MOST, **settings)
+    server = http_server(app, most_connections=most)
     task = asyncio.create_task(server.serve(sockets=[bound]))
     try:
         await until(lambda: server.started)
@@ -60,9 +60,14 @@ async def answer(port: int, path: str) -> httpx.Response:
         return await client.get(f"http://127.0.0.1:{port}{path}")
 
 
-@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
-async def test_idle_connections_keep_nobody_out(first: bytes) -> None:
-    async with serving() as (_, server, port):
+@pytest.mark.parametrize(
+    ("first", "most"), [(b"", MOST), (b"GET / HTTP/1.1\r\nHost: x\r\n", MOST), (b"", None)]
+)
+async def test_idle_connections_keep_nobody_out(
+    first: bytes, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "open_files_limit", lambda: 2 * MOST)
+    async with serving(most) as (_, server, port):
         strangers = idle(port, 10 * MOST, first)
         for path in ("/healthz", "/api"):
             assert (await answer(port, path)).text == path
