@@ -5,11 +5,15 @@ import ipaddress
 import json
 import random
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from paceline.process.files import read_ours
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _LOWEST = 10240
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _ATTEMPTS = 1000
@@ -55,6 +59,21 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(family, kind, proto) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def interface_of(host: str) -> str:
+    """Name of this machine's network interface that has ``host`` (an address or a name); empty if
+    none has."""
+    if is_loopback(host):
+        return LOOPBACK
+    try:
+        wanted = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return ""
+    for name, addresses in psutil.net_if_addrs().items():
+        if wanted & {entry.address.partition("%")[0] for entry in addresses}:
+            return str(name)
+    return ""
 
 
 def written_by_controllers(run_dir: Path, field: str) -> list[str]:

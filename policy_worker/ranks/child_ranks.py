@@ -7,14 +7,13 @@ them does (``rank_links``). A child ties its life to rank 0's before anything sl
 import json
 import os
 import signal
-import sys
 from dataclasses import dataclass
 
 from paceline.process.lifetime import die_with
+from paceline.rpc.addresses import LOOPBACK
 
 RANK_SETTINGS = "PACELINE_REPLICA"
 """Environment variable: RankSettings as a JSON object."""
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

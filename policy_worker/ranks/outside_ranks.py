@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -35,8 +34,8 @@ from paceline.mesh.rendezvous import host_store
 from paceline.process.structured_log import event, first_line
 from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, waiting
-from paceline.rpc.addresses import address_towards, is_loopback
-from policy_worker.ranks.child_ranks import LOOPBACK, RankPlace
+from paceline.rpc.addresses import address_towards, interface_of, is_loopback
+from policy_worker.ranks.child_ranks import RankPlace
 from policy_worker.ranks.rank_group import RankGroup, replica_errors
 from policy_worker.ranks.rank_links import RankLinks
 from policy_worker.rows.replica import ReplicaBroken
@@ -80,7 +79,9 @@ class OutsideRank:
         fleet = self.config.fleet
         life = RankLinks(links, beat_s=fleet.heartbeat_s, silence_s=fleet.lease_ttl_s)
         event(log, "ranks met", rank=place.rank, size=place.size, master=place.master)
-        interface = os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of(address)
+        interface = os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(address)
+        if not interface:
+            raise BadInput(f"no interface of this host has {address}: set GLOO_SOCKET_IFNAME")
         own = RankPlace(
             rank=place.rank,
             size=place.size,
@@ -282,12 +283,3 @@ def _has_ended(link: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def _interface_of(address: str) -> str:
-    if is_loopback(address):
-        return LOOPBACK
-    for name, found in psutil.net_if_addrs().items():
-        if any(a.address.partition("%")[0] == address for a in found):
-            return str(name)
-    raise BadInput(f"no interface of this host has the address {address}: set GLOO_SOCKET_IFNAME")

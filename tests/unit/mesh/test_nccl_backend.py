@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.mesh.gloo_backend import FOREVER
 from paceline.mesh.nccl_backend import NcclBackend, agree_on_nccl
 from paceline.mesh.rendezvous import MeshMember
+from paceline.rpc.addresses import LOOPBACK, interface_of
 from tests.fakes import nccl
 
 DEADLINE_S = 60.0
@@ -48,8 +50,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[nccl.Machine]:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda on: None)
     monkeypatch.delenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", raising=False)
-    for name in [n for n in os.environ if n.startswith("TORCH_NCCL_")]:
+    for name in [n for n in os.environ if n.startswith(("TORCH_NCCL_", "NCCL_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # Restored afterwards
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     SIDES.clear()
     yield gpus
     for side in SIDES:
@@ -159,6 +163,20 @@ def test_the_communicator_does_not_block_and_is_connected_when_the_mesh_has_form
     # Neither watchdog nor monitor ends a survivor.
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR"):
         assert os.environ[f"TORCH_NCCL_{name}"] == "0"
+
+
+@pytest.mark.parametrize(("given", "used"), [("", f"={LOOPBACK}"), ("slow0", "slow0")])
+def test_nccl_uses_the_interface_that_has_the_members_address(
+    machine: nccl.Machine, monkeypatch: pytest.MonkeyPatch, given: str, used: str
+) -> None:
+    if given:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", given)
+    formed()
+    assert os.environ["NCCL_SOCKET_IFNAME"] == used
+    has = {"docker0": "172.17.0.1", "fast0": "10.1.2.3"}
+    found = {name: [SimpleNamespace(address=address)] for name, address in has.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    assert [interface_of(host) for host in ("10.1.2.3", "10.9.9.9")] == ["fast0", ""]
 
 
 def test_a_link_connects_both_ways_and_takes_few_channels(machine: nccl.Machine) -> None:
