@@ -229,7 +229,7 @@ def wait(config: ConfigArgument, *, given: Given, as_json: JsonOption = False) -
         typer.echo(f"{summary['status']} after {summary['steps']} steps: {path}")
         if summary["export"]:
             typer.echo(f"exported model: {summary['export']}")
-    if summary["status"] != "finished":
+    if summary["status"] != "finished" or not summary["export"]:
         typer.echo(f"error: {summary['reason']}", err=True)
         raise typer.Exit(1)
 

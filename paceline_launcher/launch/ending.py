@@ -63,13 +63,20 @@ async def close_books(
     give_up: asyncio.Future[None] | None = None,
 ) -> dict[str, Any]:
     """Exports the newest checkpoint of a run that has finished, and writes summary.json. Returns
-    the summary: a run without its export has failed. ``redis_url``: of the journal, or empty if
-    that cannot be replayed. ``wall_s``: default, as the run's files tell."""
+    the summary. A run without its export, as on a full disk, has finished all the same: its reason
+    says how to export it. ``redis_url``: of the journal, or empty if that cannot be replayed.
+    ``wall_s``: default, as the run's files tell."""
     export = None
     if status == "finished":
-        export = await export_newest(config, run_dir, note, give_up)
+        trouble = f"see {run_dir / EXPORT_LOG}"
+        try:
+            export = await export_newest(config, run_dir, note, give_up)
+        except OSError as error:
+            trouble = in_words(error, run_dir)
         if export is None:
-            status, reason = "failed", f"the final export failed: see {run_dir / EXPORT_LOG}"
+            note(f"error: the model is not exported: {trouble}")
+            again = f"paceline export {run_dir} --out {run_dir / 'export'}"
+            reason = f"{reason}, and not exported ({trouble}): run {again}"
     replayed = await asyncio.to_thread(replay, redis_url, config.run.name)
     records = Projection.read(run_dir)
     summary = summarise(

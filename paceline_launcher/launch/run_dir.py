@@ -14,6 +14,7 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.process.files import new_private_directory
+from paceline_launcher.launch.passing import in_words
 
 OWN_ENTRIES = (
     *("redis", "controllers", "logs", "checkpoints", "export", "samples", "stacks"),
@@ -33,7 +34,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         new_private_directory(run_dir)
         lock = (run_dir / "supervisor.lock").open("a+")
     except OSError as error:
-        raise BadInput(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None
+        raise BadInput(f"--run-dir: it cannot be written: {in_words(error, run_dir)}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

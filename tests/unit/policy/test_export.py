@@ -1,7 +1,9 @@
 """An export is a directory that transformers loads, with exactly the trained weights."""
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 
 from paceline.config.schema import Config
 from paceline_launcher.cli import app
-from paceline_launcher.launch.ending import export_newest
+from paceline_launcher.launch import ending
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.export import MARKER, ExportError, export
 from testbed.tiny_model import make_tiny_model
@@ -160,11 +162,24 @@ def test_the_final_export_trusts_what_the_run_trusted(run):
     config, run_dir, _ = run
 
     async def export():
-        return await export_newest(config, run_dir, print)
+        return await ending.export_newest(config, run_dir, print)
 
     out = asyncio.run(export())
     assert out is not None, (run_dir / "logs" / "export.log").read_text()
     assert (out / "odd.py").exists()
+
+
+def test_a_run_has_finished_though_the_disk_has_no_room_for_its_export(run, monkeypatch):
+    async def full(spec):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(spec.log))
+
+    monkeypatch.setattr(ending.Child, "start", full)
+    config, run_dir, _ = run
+    how = {"status": "finished", "reason": "completed", "redis_url": ""}
+    summary = asyncio.run(ending.close_books(config, run_dir, print, **how))
+    assert (summary["status"], summary["export"]) == ("finished", None)
+    for words in ("completed", "export.log. Free space", f"paceline export {run_dir} --out"):
+        assert words in summary["reason"]
 
 
 def test_the_command_runs_foreign_code_only_when_told_to(run, tmp_path):
