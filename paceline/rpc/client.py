@@ -27,7 +27,7 @@ from paceline.process.structured_log import event, first_line
 from paceline.rpc.addresses import written_by_controllers
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
-from paceline.rpc.listeners import UNPROVEN
+from paceline.rpc.listeners import UNIX, UNPROVEN
 from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ class ControlPlane:
     async def _read_again(self, run_dir: Path) -> None:
         """Adds addresses that controllers have written since. Not more often than once a second:
         the directory may be on another machine."""
-        for address in await asyncio.to_thread(written_by_controllers, run_dir, "address"):
+        for address in await asyncio.to_thread(_written, run_dir):
             if address not in self.addresses:
                 self.addresses.append(address)
                 self.address = address
@@ -303,6 +303,13 @@ class ControlPlane:
             self._reading.cancel()
         for channel in channels:
             await channel.close()
+
+
+def _written(run_dir: Path) -> list[str]:
+    """Addresses of controllers, without sockets of earlier ones: where /tmp was cleaned, anyone may
+    make their directory."""
+    found = written_by_controllers(run_dir, "address")
+    return [a for a in found if not a.startswith(UNIX) or Path(a.removeprefix(UNIX)).exists()]
 
 
 def call_error(error: grpc.aio.AioRpcError) -> str:

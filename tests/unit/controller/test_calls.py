@@ -1,8 +1,10 @@
 """Calls to controllers that die, hang, fail or do not lead, and what becomes of them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -125,6 +127,19 @@ async def test_a_standby_names_the_leader_and_the_request_goes_there() -> None:
             reply = await control.call(SUBMIT, submission("t4"))
             assert reply.results[0].verdict == rollout_pb2.VERDICT_ACCEPTED
             assert control.address == leader and leader in control.addresses
+
+
+async def test_an_address_that_was_written_since_is_tried_and_no_socket_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "controllers").mkdir()
+    gone = "unix:/tmp/paceline-cleaned/controller-1.sock"
+    async with serving(SubmitGroups=accept) as moved:
+        for name, address in (("0", moved), ("1", gone)):
+            (tmp_path / "controllers" / f"{name}.json").write_text(json.dumps({"address": address}))
+        async with calling(fresh_address(), run_dir=tmp_path) as control:
+            await control.call(SUBMIT, submission())
+            assert control.address == moved
 
 
 class Hanging:
