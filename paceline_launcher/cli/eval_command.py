@@ -38,6 +38,7 @@ RECORDED_FIELDS = [
     for name in ("messages", "completion", "chosen", "rejected", "margin", "label")
 ]
 SET = "data"  # name of the set in the configuration
+THREADS = "fleet.rollout_threads"
 EngineName = StrEnum("EngineName", ["transformers", "vllm"])
 Positive = Annotated[int | None, typer.Option(min=1)]
 Fraction = Annotated[float | None, typer.Option(min=1e-6, max=1)]
@@ -107,7 +108,7 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         "rollout.on_update": "keep",  # no update comes, and only vLLM knows the others
         "rollout.source": "engine",
         "rollout.group_size": 2,
-        "fleet.rollout_threads": wanted.threads or len(os.sched_getaffinity(0)),
+        THREADS: wanted.threads or given.get(THREADS, len(os.sched_getaffinity(0))),
     }
     if base is not None:
         own["model.tokenizer"] = None  # an export has the tokenizer of its checkpoint

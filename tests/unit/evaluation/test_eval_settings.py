@@ -17,7 +17,9 @@ def test_prompts_are_made_as_in_the_run() -> None:
 
 def test_what_eval_fills_itself_can_be_set() -> None:
     given = ["rollout.max_tokens=7", "data.eval_split=held", "model.trust_remote_code=true"]
+    given += ["fleet.rollout_threads=3"]
     found = settings(Wanted(data="held_out", overrides=given), config_of(), "m")
+    assert found.fleet.rollout_threads == 3
     assert found.rollout.max_tokens == 7 and found.model.trust_remote_code
     assert found.evaluation.sets[SET].split == "held"
     assert (
