@@ -1,4 +1,4 @@
-"""Built-in rewards. Each is 0 or 1."""
+"""Built-in rewards. Each is 0 or 1, and 0 for a row whose answer is null."""
 
 import functools
 import re
@@ -70,11 +70,14 @@ _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}
 def exact_match(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion equals the answer, or one of a list, but for surrounding blanks."""
     answers = answer if isinstance(answer, list | tuple) else [answer]
-    return float(any(completion.strip() == str(one).strip() for one in answers))
+    texts = [str(one).strip() for one in answers if one is not None]
+    return float(completion.strip() in texts)
 
 
 def math_verify(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion's last mathematical expression equals the answer, by math-verify."""
+    if answer is None:
+        return 0.0
     found = _prepared_library().parse(completion, parsing_timeout=_limit())
     gold = _parsed_gold(str(answer))
     return float(_prepared_library().verify(gold, found, timeout_seconds=_limit()))
@@ -107,7 +110,7 @@ def boxed_reward(*, intervals: bool) -> Callable[..., float]:
 
     def equals(prompt: str, completion: str, answer: Any) -> float:
         found = last_boxed(completion)
-        if not found or len(found) > _LONGEST:
+        if answer is None or not found or len(found) > _LONGEST:
             return 0.0
         gold = _inner(str(answer))
         if _words(found) == _words(gold):

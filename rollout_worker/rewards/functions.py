@@ -2,10 +2,9 @@
 process or in the worker. Imports no torch: scoring processes use it."""
 
 import asyncio
-import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -82,14 +81,6 @@ def _find(name: str) -> Callable[..., Any]:
             return builtin.format_reward(name.removeprefix(_FORMAT))
         except re.error as error:
             raise RewardError(f"reward {name!r}: not a regular expression: {error}") from None
-    if ":" not in name:
-        close = difflib.get_close_matches(name, BUILT_IN_REWARDS, 1)
-        meant = f"did you mean {close[0]}? " if close else ""
-        raise RewardError(
-            f"{name} is not a reward: {meant}Name one that is built in "
-            f"({', '.join(BUILT_IN_REWARDS)}, format:REGEX), or a function of your own as "
-            "package.module:function"
-        )
     try:
         return cast(Callable[..., Any], find(name))
     except NotFound as error:
@@ -208,11 +199,14 @@ async def _batch(reward: Reward, job: Job, timeout_s: float | None, calling: Cal
     if reward.waits:
         result = await _limited(reward, result, timeout_s)
     try:
-        return list(result)
+        # The keys of a dictionary, a set in some order and letters are no rewards.
+        if not isinstance(result, Mapping | Set | str | bytes):
+            return list(result)
     except TypeError:
-        raise _bad(reward, f"returned {type(result).__name__}, not a list") from None
+        pass
     except BaseException as error:
         raise _raised(reward, error) from error
+    raise _bad(reward, f"returned {type(result).__name__}, not a list")
 
 
 async def _together(reward: Reward, job: Job, timeout_s: float | None) -> list[Any]:

@@ -151,7 +151,7 @@ REWARDS = """
             while completions[0] == "endless":
                 yield 1.0
 
-        return values()
+        return {0: 1.0, 1: 0.0} if completions[0] == "by number" else values()
 
     async def threads(completion):
         if completion == "hang":
@@ -319,7 +319,8 @@ async def test_threads_that_never_return_leave_threads_for_others(
 
 
 @pytest.mark.parametrize(
-    ("function", "word"), [("broken", "exit"), ("broken", "endless"), ("short", "two")]
+    ("function", "word"),
+    [*(("broken", word) for word in ("exit", "endless", "by number")), ("short", "two")],
 )
 async def test_a_batch_of_the_wrong_length_or_of_none_fails(
     make: Any, function: str, word: str
