@@ -187,11 +187,11 @@ def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
 def value_of(row: Mapping[str, Any], data: DataConfig, setting: str) -> Any:
     """The value of the field that ``setting`` of [data] names. Raises DataError without one."""
     field = getattr(data, setting)
-    if field not in row:
-        raise DataError(
-            f"row has no field {field!r}; its fields: {_names(row)}. Set data.{setting}"
-        )
-    return row[field]
+    if (value := row.get(field)) is not None:
+        return value
+    if field in row:
+        raise DataError(f"field {field!r} is null: give it a value, or leave the row out")
+    raise DataError(f"row has no field {field!r}; its fields: {_names(row)}. Set data.{setting}")
 
 
 def _names(row: Mapping[str, Any]) -> str:

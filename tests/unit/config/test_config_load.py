@@ -66,7 +66,7 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
             "rollout.vllm={enforce_eager = true}",
         ],
     )
-    assert load_config(write(tmp_path, to_toml(config))) == config
+    assert load_config(write(tmp_path, f"\ufeff{to_toml(config)}")) == config
 
 
 REFUSED = [
@@ -91,6 +91,7 @@ REFUSED = [
 ]
 REFUSED_OVERRIDES = [
     ("train.steps=x", '--set train.steps=x: train.steps = "x"'),
+    ("run.seed=18446744073709551616", "run.seed = 18446744073709551616: input should be less"),
     ("train=3", r"--set train=3: train = 3: it is a section. Write \[train\]"),
     ("train", "--set train: write it as section.field=value"),
     ("auth.tls_cert=a", "--set auth.tls_cert=a: auth.tls_cert and auth.tls_key go together"),

@@ -56,7 +56,7 @@ def test_a_prompt_is_made_of_a_row_which_stays_as_it_is(row, settings, prompt):
     [
         ({"question": "x"}, {}, "no field 'prompt'; its fields: question"),
         ({"prompt": ""}, {}, "is empty"),
-        ({"prompt": None}, {}, "neither text nor a list"),
+        ({"prompt": None}, {}, "'prompt' is null"),
         ({"prompt": []}, {}, "neither text nor a list"),
         ({"prompt": [{"role": "user"}]}, {}, "needs role and content"),
         ({"prompt": "x"}, {"system_prompt": "y"}, "set data.chat = true"),

@@ -152,6 +152,8 @@ def test_what_cannot_be_used_is_refused_in_one_clear_line(tmp_path):
     (tmp_path / "list.json").write_text(json.dumps(ROWS[:2], indent=2))
     (tmp_path / "rows.csv").write_text("a,b\n")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
+    (tmp_path / "long.jsonl").write_text('{"a": %s}\n' % ("7" * 5000))
+    write_parquet(tmp_path / "none.parquet", [])
     (tmp_path / "nothing").mkdir()
     cases = {
         "missing.jsonl": "no such file or directory",
@@ -159,6 +161,8 @@ def test_what_cannot_be_used_is_refused_in_one_clear_line(tmp_path):
         "list.json": "one JSON object per line is expected",
         "rows.csv": "unknown kind of file; expected .jsonl",
         "bad.parquet": "not usable as Parquet",
+        "none.parquet": "has no rows",
+        "long.jsonl": ":1: bad JSON: Exceeds the limit (4300 digits)",
         "nothing": "no files ending in .jsonl",
     }
     for name, message in cases.items():

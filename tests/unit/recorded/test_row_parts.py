@@ -118,6 +118,7 @@ def test_a_margin_or_a_label_is_the_reward() -> None:
         ({"prompt": "a", "answer": ""}, {"completion_field": "answer"}, "'answer' is empty"),
         ({"prompt": "a"}, {"completion_field": "answer"}, "Set data.completion_field"),
         ({"prompt": "a", "chosen": "b"}, PAIR, "no field 'rejected'"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, PAIR, "field 'rejected' is null"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, PAIR, "are equal"),
         ({"prompt": "a", "chosen": "b", "rejected": ""}, PAIR, "'rejected' is empty"),
         ({"chosen": [USER, FOUR], "rejected": [FIVE]}, PAIR, "is a whole chat, and the other"),
