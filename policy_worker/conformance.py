@@ -87,7 +87,9 @@ def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) 
         try:
             problem = check(toy)
             found.append(Property(name, problem, bool(problem) and of_a_fleet))
-        except Exception as error:  # a user's code may fail in any way
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a user's code may fail in any way, or call sys.exit()
             found.append(Property(name, f"it raised {one_line(error)}", needed=False))
     return found
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.schema import Config
-from paceline.errors import BadInput
+from paceline.errors import BadInput, one_line
 
 Tokens = NDArray[np.int32]
 Score = float | NDArray[np.float32]
@@ -162,7 +162,7 @@ class BatchedScorer(CompletionScorer):
         self.computing = True
         try:
             scores = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self.compute, [item for item, _ in batch]
+                self._thread, self._computed, [item for item, _ in batch]
             )
         except Exception as error:
             if len(batch) == 1 and not batch[0][1].done():
@@ -175,6 +175,15 @@ class BatchedScorer(CompletionScorer):
             if not future.done():
                 future.set_result(score)
         return True
+
+    def _computed(self, items: Sequence[Item]) -> list[Score]:
+        try:
+            return self.compute(items)
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            # No future can hold it: code that comes with a model would end all later batches.
+            raise RuntimeError(one_line(error)) from error
 
     async def close(self) -> None:
         if self._work is not None:

@@ -86,10 +86,12 @@ def find(name: str) -> Any:
     if not (module_name and attribute):
         raise NotFound("it must have the form package.module:function")
     search_start_directory_last()
-    # The user's module may fail in any way while it is imported.
+    # The user's module may fail in any way while it is imported, sys.exit() included.
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         why = f"cannot import {module_name}: {one_line(error)}"
         if isinstance(error, ModuleNotFoundError):
             why += ". Is it installed, or in the directory you start from?"

@@ -29,7 +29,7 @@ def load_objective(config: Config) -> Objective:
     try:
         objective = kind(config)
         problem = _problem_of_parts(objective.trains, objective.frozen)
-    except Exception as error:  # a user's constructor may fail in any way
+    except BaseException as error:  # a user's constructor may fail in any way, sys.exit() included
         raise ObjectiveError(f"train.algorithm = {name}: {one_line(error)}") from error
     if problem:
         raise ObjectiveError(f"train.algorithm = {name}: {problem}")

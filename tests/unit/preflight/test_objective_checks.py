@@ -29,6 +29,11 @@ class ConstructorRaises(Plain):
             raise ValueError("a group of three has no middle")
 
 
+class ConstructorLeaves(Plain):
+    def __init__(self, config):
+        raise SystemExit(0)
+
+
 class HeadlessParts(Plain):
     @property
     def trains(self):
@@ -37,7 +42,7 @@ class HeadlessParts(Plain):
 
 class NeedsRealRows(Plain):
     def advantages(self, batch, totals):
-        raise RuntimeError("there is no such row")
+        raise SystemExit("there is no such row")
 
 
 def config_of(kind: str, **sections: Any) -> Config:
@@ -49,6 +54,7 @@ def config_of(kind: str, **sections: Any) -> Config:
     [
         (f"{HERE}:WrongSignature", "loss must take (self, scores, tokens)"),
         (f"{HERE}:ConstructorRaises", "a group of three has no middle"),
+        (f"{HERE}:ConstructorLeaves", "SystemExit: 0"),
         (f"{HERE}:HeadlessParts", "the part value has the head lm"),
         (f"{HERE}:Objectiv", "Objectiv"),
         (f"{THERE}:NormalisedOverTheBatch", "depends on other groups: use the step's totals"),

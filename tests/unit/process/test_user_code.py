@@ -38,6 +38,15 @@ def test_the_file_without_the_name_is_told_if_an_installed_module_hides_it(here:
         find("controller:score")
 
 
+@pytest.mark.parametrize("does", ["sys.exit(0)", "raise GeneratorExit", "1 / 0"])
+def test_an_import_that_would_end_the_process_is_a_name_that_is_not_found(
+    here: Path, does: str
+) -> None:
+    (here / "leaves.py").write_text(f"import sys\n{does}\n")
+    with pytest.raises(NotFound, match="cannot import leaves: "):
+        find("leaves:score")
+
+
 def test_children_of_a_library_get_the_safe_path_only_inside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,9 @@
 """Models of scorers: their numbers are those of one plain forward pass, and models that do not fit
 are refused."""
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from paceline.config.schema import Config
-from scorer_worker.scorer import BadCompletion, Item, ScorerError, make_scorer
+from scorer_worker.scorer import (
+    BadCompletion,
+    BatchedScorer,
+    Item,
+    Score,
+    ScorerError,
+    make_scorer,
+)
+from testbed.patience import patient
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
 
 PAD = 0
@@ -132,4 +143,31 @@ async def test_one_completion_that_is_too_long_fails_alone(tmp_path: Path) -> No
     with pytest.raises(BadCompletion, match="token 99"):
         await scorer.score([strange])
     assert len(await scorer.score(items()[:1])) == 1
+    await scorer.close()
+
+
+class FunctionTimedOut(BaseException):
+    """As func_timeout's."""
+
+
+class Careless(BatchedScorer):
+    def load(self) -> None:
+        self.limit = self.rows = 99
+
+    def compute(self, items: Sequence[Item]) -> list[Score]:
+        if items[0].text:
+            raise {"late": FunctionTimedOut, "exit": SystemExit, "next": StopIteration}[
+                items[0].text
+            ]
+        return [1.0] * len(items)
+
+
+async def test_whatever_the_code_of_a_model_raises_fails_its_own_request_alone() -> None:
+    scorer = Careless(4)
+    await scorer.start()
+    async with asyncio.timeout(patient(30)):
+        for word in ("late", "exit", "next"):
+            with pytest.raises(RuntimeError, match=r"FunctionTimedOut|SystemExit|StopIteration"):
+                await scorer.score([replace(items()[0], text=word)])
+        assert await scorer.score(items()) == [1.0] * 4
     await scorer.close()
