@@ -1,8 +1,8 @@
 """Checks before a start, in one table, of which each command runs those of its places.
 
 A check is here if what it finds would cost a user minutes, or be hard to understand, once processes
-run. What they refuse at once and as clearly (a device that is not there, a taken address of a
-controller, a chat template that is missing) is left to them."""
+run. What they refuse at once and as clearly (a taken address of a controller, a chat template that
+is missing) is left to them."""
 
 import sys
 import threading
@@ -59,6 +59,7 @@ CHECKS = (
     Check("earlier run", _C, earlier_run),
     Check("model", _C | _W, models.model),
     Check("data", _C | _W, lambda start: iter(start.data.findings)),
+    Check("prompts", _C | _W, data.prompt_lengths),
     Check(LENGTH, _C | _W, data.run_length),
     Check(FIRST_ROW, _C | _W, user_code.first_row),
     Check("rewards", _C | _W, user_code.rewards),

@@ -28,6 +28,7 @@ STATE_PER_WEIGHT_BYTE = 6
 """Master weights and both moments, float32, for each byte of weights stored as bfloat16."""
 ROLE_PACKAGES = ("controller", "policy_worker", "rollout_worker", "scorer_worker")
 DRIVER = Path("/proc/driver/nvidia")
+WSL = Path("/dev/dxg")  # its GPUs have no other device file
 
 
 def shadowed_packages(start: Start) -> Findings:
@@ -130,6 +131,9 @@ def shared_memory(start: Start) -> Findings:
 def disk(start: Start) -> Findings:
     resolved = start.run_dir.resolve()
     place = next(path for path in (resolved, *resolved.parents) if path.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        yield fail(f"--run-dir: nothing can be written in {place}", "Choose another directory")
+        return
     free = shutil.disk_usage(place).free
     needed = _checkpoints_size(start.given) if start.given else 0
     found = f"{_size(free)} free at {place}"
@@ -183,8 +187,13 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
 def gpu_placement(start: Start, environ: Mapping[str, str] = os.environ) -> Findings:
     """Checks whether each worker of a fleet here has GPUs that no other has."""
     config = start.config
-    gpus = machine_gpus(config, environ) if start.here and not start.placed else None
-    if gpus is None or config.fleet.provider != "local":
+    if not start.here or start.placed or config.fleet.provider != "local":
+        return
+    gpus = machine_gpus(config, environ)
+    if gpus is None:
+        if config.model.device == "cuda" and not WSL.exists():
+            remedy = 'Run nvidia-smi, look at CUDA_VISIBLE_DEVICES, or set model.device = "cpu"'
+            yield fail("model.device is cuda, and this machine shows no GPU", remedy)
         return
     counts = desired_workers(config)
     names = [worker_name(pool, index) for pool in counts for index in range(counts[pool])]

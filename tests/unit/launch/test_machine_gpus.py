@@ -105,3 +105,7 @@ def test_nothing_is_said_about_machines_whose_gpus_do_not_matter(seen: str) -> N
     assert placement(config_of(), "0,1,2,3", placed=True) == []
     on_cpus = config.model.model_copy(update={"device": "cpu"})
     assert not placement(config_of().model_copy(update={"model": on_cpus}), seen)
+    on_gpus = config.model.model_copy(update={"device": "cuda"})
+    if not seen:
+        (check,) = placement(config.model_copy(update={"model": on_gpus}), seen)
+        assert check.state == "fail" and "model.device is cuda" in check.found
