@@ -119,9 +119,11 @@ def steps_to_extend_to(settings: Config, directory: Path) -> int:
     from paceline.observe.projection import Projection
     from paceline.observe.runs import can_extend
     from paceline_launcher.preflight.data import steps_of
+    from paceline_launcher.preflight.earlier_run import in_force
 
+    now, _ = in_force(settings, directory)
     history = Projection.read(directory).history
-    return steps_of(settings) if can_extend(history, lambda: steps_of(settings)) else 0
+    return steps_of(now) if can_extend(history, lambda: steps_of(now)) else 0
 
 
 def check(

@@ -1,7 +1,10 @@
 """The run that a directory holds already, and settings that contradict each other."""
 
+from pathlib import Path
+from typing import Any
+
 from paceline.config.changes import differences, problem_of_divisor
-from paceline.config.load import ConfigError, load_config, run_digest
+from paceline.config.load import ConfigError, changeable, changed_config, load_config, run_digest
 from paceline.config.objectives import ignored
 from paceline.config.schema import Config
 from paceline.config.sections.objective_options import DistillOptions
@@ -9,8 +12,9 @@ from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import LENGTHS
 from paceline.errors import BadInput
 from paceline.observe.projection import Projection
-from paceline.observe.run_files import DamagedFile
+from paceline.observe.run_files import DamagedFile, read_lines
 from paceline.observe.runs import can_extend, read_summary
+from paceline.observe.vocabulary import EventType
 from paceline_launcher.preflight.data import steps_of
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, skip, warn
 
@@ -19,7 +23,8 @@ def earlier_run(start: Start) -> Findings:
     if start.fresh:
         yield skip("--fresh removes it")
         return
-    config, run_dir = start.config, start.run_dir
+    run_dir = start.run_dir
+    config, stays = in_force(start.config, run_dir)
     summary = read_summary(run_dir)
     # A Redis of the user's own knows a run by its name, wherever its directory is.
     elsewhere = "--run-dir DIR" if config.redis.url is None else "another run.name"
@@ -41,7 +46,7 @@ def earlier_run(start: Start) -> Findings:
         yield ok(f"none in {run_dir}")
         return
     try:
-        before = load_config(kept)
+        before, _ = in_force(load_config(kept), run_dir)
     except ConfigError as error:
         yield fail(str(error), f"Start another run with {elsewhere}")
         return
@@ -67,6 +72,34 @@ def earlier_run(start: Start) -> Findings:
         yield ok(f"the one in {run_dir} is finished, and goes on to {steps} steps")
     else:
         yield ok(f"the one in {run_dir} is continued")
+    for name, value in stays.items():
+        found = f"{name} stays {value}, as it was set while the run ran"
+        yield warn(found, "Edit it in the file to change it, or use paceline set")
+
+
+def in_force(config: Config, run_dir: Path) -> tuple[Config, dict[str, Any]]:
+    """``config`` as the next leader of the run in ``run_dir`` will have it, and what was set while
+    the run ran: it stays unless the file's value was edited since."""
+    from controller.ledger.state.settings import Settings
+
+    known, file = Settings(), changeable(config)
+    try:
+        for line in read_lines(run_dir / "events.jsonl"):
+            if line.get("type") == EventType.RUN_STARTED:
+                known.values = dict(line.get("settings") or {})
+                known.configured = dict(known.values)
+            elif line.get("type") == EventType.SETTINGS_CHANGED:
+                known.values |= {name: new for name, (_, new) in line["changes"].items()}
+                known.configured |= line["configured"]
+    except (DamagedFile, OSError):
+        return config, {}  # readers of the events say what is damaged
+    edited = known.edited(file) if known.configured else file
+    stays = {
+        name: value
+        for name, value in known.values.items()
+        if name not in edited and file.get(name, value) != value
+    }
+    return changed_config(config, stays), stays
 
 
 def config_warnings(config: Config) -> Findings:

@@ -16,12 +16,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from paceline.config.load import load_config, to_toml
+from paceline.config.load import changeable, load_config, to_toml
 from paceline.rpc.addresses import free_ports
 from paceline_launcher.cli import app
-from paceline_launcher.preflight import checks, machine
+from paceline_launcher.cli.up import steps_to_extend_to
+from paceline_launcher.preflight import checks, data, machine, models
 from paceline_launcher.preflight.checks import Check, Place, run_checks
 from paceline_launcher.preflight.findings import Start
+from testbed.tiny_model import make_tiny_model
 from tests.fixtures.preflight import findings_of
 
 COMMANDS = ("config check", "doctor", "up --dry-run", "up")
@@ -131,6 +133,42 @@ def test_a_resume_of_a_finished_run_or_with_fewer_steps_than_are_trained_is_refu
     assert "allows" not in told(allowed), told(allowed)
 
 
+@pytest.mark.parametrize(
+    ("value", "trained", "edited", "extends_to"),
+    [
+        (801, 150, [], 0),
+        (801, 150, ["train.steps=120"], 0),
+        (7, 7, [], 0),
+        (9, 9, ["train.steps=12"], 12),
+    ],
+)
+def test_what_was_set_while_a_run_ran_stays_if_the_file_is_unchanged(
+    value: int,
+    trained: int,
+    edited: list[str],
+    extends_to: int,
+    config_file: Path,
+    earlier_run: Path,
+) -> None:
+    """The same command continues it: the file's 100 steps were refused, or waited for."""
+    file = changeable(load_config(config_file))
+    finished = (
+        [{"type": "RunFinished", "reason": "completed", "t": 9.0}] if trained == value else []
+    )
+    events: list[dict[str, Any]] = [
+        {"type": "RunStarted", "settings": file},
+        {"type": "SettingsChanged", "changes": {"train.steps": [100, value]}, "configured": {}},
+        *({"type": "StepCommitted", "step": n, "t": float(n)} for n in range(1, trained + 1)),
+        *finished,
+    ]
+    (earlier_run / "events.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in events))
+    config = load_config(config_file, edited)
+    assert steps_to_extend_to(config, earlier_run) == extends_to
+    said = told(said_by("up --dry-run", config_file, *edited))
+    assert ("train.steps stays 801" in said) == (value == 801 and not edited), said
+    assert ("has trained 150 steps already" in said) == (value == 801 and bool(edited)), said
+
+
 @pytest.mark.parametrize("command", ["config check", "doctor"])
 def test_a_check_that_belongs_to_other_machines_says_so(command: str, config_file: Path) -> None:
     result = said_by(command, config_file, "fleet.provider=kubernetes", "data.path=nowhere.jsonl")
@@ -225,6 +263,23 @@ def test_a_disk_without_room_for_a_journal_is_refused(
     (check,) = findings_of(None, "disk", run_dir=tmp_path / "new" / "run")
     assert check.state == "fail" and str(tmp_path) in check.found and "--run-dir" in check.remedy
     assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    (check,) = findings_of(None, "disk", run_dir=tmp_path / "file" / "run")
+    assert check.state == "fail" and "nothing can be written in" in check.found
+
+
+def test_limits_that_drop_every_prompt_or_have_no_room_for_a_completion_are_refused(
+    config_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "s12345=", "answer": "b"}\n' * 3)
+    model = f"model.path={make_tiny_model(tmp_path / 'tiny')}"
+    config = load_config(config_file, [model, "data.max_prompt_tokens=6"])
+    (check,) = data.prompt_lengths(Start(config, tmp_path))
+    assert check.state == "fail" and "the shortest of 3 prompts has 7" in check.found
+    more = ["data.max_prompt_tokens=7", "rollout.max_tokens=100000"]
+    config = load_config(config_file, [model, *more])
+    assert list(data.prompt_lengths(Start(config, tmp_path))) == []
+    assert "rollout.max_tokens: 100000" in str(list(models.model_problems(config)))
 
 
 def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path: Path) -> None:
