@@ -18,7 +18,7 @@ from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.process.structured_log import event
-from paceline.rpc.addresses import free_ports, is_loopback
+from paceline.rpc.addresses import bound_socket, free_ports, is_loopback
 from paceline.rpc.auth import read_token
 
 log = logging.getLogger(__name__)
@@ -85,19 +85,12 @@ def _written(run_dir: Path, controller_id: str) -> str:
 
 
 def bind(address: str, ports: list[int]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
-        # asyncio disables Nagle's algorithm only if the protocol is named.
-        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((address, port))
+        with contextlib.suppress(OSError, OverflowError):
             # Clients that connect before the framework is loaded wait; they are not refused.
-            bound.listen(BACKLOG)
+            bound = bound_socket(address, port, backlog=BACKLOG)
             bound.setblocking(False)
             return bound
-        except (OSError, OverflowError):
-            bound.close()
     raise BadInput(
         f"cannot listen on {address}:{ports[-1]}: the port is in use or the address is not of this "
         "host. Stop the process that uses it, or set rest.port to a free port (0: any)"

@@ -27,10 +27,11 @@ from paceline.errors import BadInput
 from paceline.process.files import open_files_limit, set_process_limits, write_private
 from paceline.process.lifetime import alive, started_s
 from paceline.process.user_code import python_module
-from paceline.rpc.addresses import bindable, free_ports, is_loopback
+from paceline.rpc.addresses import bound_socket, free_ports, is_loopback
 from paceline.rpc.listeners import certificate_of
 
 FIRST_S = 10.0  # for the handshake, and for the first request
+LOOK_S = 2.0
 CHUNK = 1 << 18
 BACKLOG = 256
 RECORD = "front.pid"
@@ -104,16 +105,10 @@ def _certificate(home: Path) -> str:
 
 
 def _listener(host: str, port: int, before: int) -> socket.socket:
-    address = "127.0.0.1" if is_loopback(host) else bindable(host)
+    address = "127.0.0.1" if is_loopback(host) else host
     for number in [port] if port else [*filter(None, [before]), *free_ports(address, 1)]:
-        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, number))
-            listener.listen(BACKLOG)
-            return listener
-        except OSError:
-            listener.close()
+        with contextlib.suppress(OSError):
+            return bound_socket(address, number, backlog=BACKLOG)
     raise BadInput(
         f"redis.port: port {port} is in use on {host}: end what uses it (ss -ltnp), choose "
         "another, or 0 for a free port"
@@ -145,8 +140,10 @@ async def _serve(listener: socket.socket, home: Path, server: Path) -> None:
             if login:
                 await _relay(login, reader, writer, server, turns)
 
-    serving = await asyncio.start_server(connected, sock=listener, limit=CHUNK)
-    await serving.serve_forever()
+    async with await asyncio.start_server(connected, sock=listener, limit=CHUNK):
+        # Once its directory was removed nobody can find it, or end it, any more.
+        while await asyncio.to_thread(home.exists):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
 
 
 async def _login(reader: asyncio.StreamReader) -> bytes:

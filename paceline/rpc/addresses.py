@@ -95,10 +95,10 @@ def free_ports(host: str, count: int) -> list[int]:
         for _ in range(_ATTEMPTS):
             if len(found) == count:
                 return found
-            probe = held.enter_context(socket.socket())
+            port = draw.randrange(_LOWEST, _first_ephemeral())
             with contextlib.suppress(OSError):
-                probe.bind((host, draw.randrange(_LOWEST, _first_ephemeral())))
-                found.append(int(probe.getsockname()[1]))
+                held.enter_context(bound_socket(host, port, backlog=1))
+                found.append(port)
     raise OSError(f"no free port on {host or 'any address'}")
 
 
@@ -106,18 +106,32 @@ def taken_ports(host: str, ports: Sequence[int]) -> list[int]:
     """Returns the ``ports`` on which something listens already."""
     taken = []
     for port in ports:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((bindable(host), port))
-            except OSError:
-                taken.append(port)
+        try:
+            bound_socket(host, port).close()
+        except OSError:
+            taken.append(port)
     return taken
 
 
-def bindable(host: str) -> str:
-    """``host`` for a socket of IPv4: empty for all addresses."""
-    return "" if host in ("0.0.0.0", "::") else host
+def bound_socket(host: str, port: int, *, backlog: int = 0) -> socket.socket:
+    """A TCP socket at ``port`` of an address, which listens if it has a ``backlog``. 0.0.0.0, ::
+    and "" are all addresses, of IPv4 and of IPv6, as for gRPC. Raises OSError, and OverflowError
+    for no port."""
+    every = host in ("", "0.0.0.0", "::") and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if every or ":" in host else socket.AF_INET
+    # asyncio disables Nagle's algorithm only if the protocol is named.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if every:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("::" if every else host, port))
+        if backlog:
+            bound.listen(backlog)
+    except (OSError, OverflowError):
+        bound.close()
+        raise
+    return bound
 
 
 def _first_ephemeral() -> int:

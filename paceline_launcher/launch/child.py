@@ -22,7 +22,7 @@ from paceline.observe.fleet_file import ProcessId
 from paceline.process.torchrun_environment import without_place
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
-from paceline.rpc.addresses import at, bindable, free_ports, is_loopback
+from paceline.rpc.addresses import at, free_ports, is_loopback
 from paceline.rpc.listeners import UNIX, socket_path
 from paceline.worker_pools import POLICY, role_of, scorer_of, worker_index, worker_name
 from paceline_launcher.launch.node_workers import RANK, replica_of
@@ -235,4 +235,4 @@ def controller_ports(config: Config) -> list[int]:
         return [first + index for index in range(count)]
     if is_loopback(config.controller.host):
         return [0] * count
-    return free_ports(bindable(config.controller.host), count)
+    return free_ports(config.controller.host, count)

@@ -19,6 +19,7 @@ from paceline.redis.client import connect, connect_sync
 from paceline.redis.server import RedisEndpoint, ensure_redis, front_is_down, stop_redis
 from paceline.redis.tls_front import front_process
 from paceline.rpc.listeners import certificate_of
+from testbed.patience import patient
 
 CONFIG = RedisConfig(host="0.0.0.0")
 LOGIN = b"*3\r\n$4\r\nAUTH\r\n$6\r\nworker\r\n$5\r\nwrong\r\n"
@@ -134,6 +135,14 @@ def test_who_takes_the_port_over_is_sent_no_password(
     assert ensure_redis(tmp_path, CONFIG).worker_url_at("127.0.0.1") == url
     with connect_sync(url) as client:
         assert client.ping()
+
+
+def test_it_ends_with_its_directory(endpoint: RedisEndpoint, tmp_path: Path) -> None:
+    front = front_process(tmp_path / "redis")
+    assert front is not None
+    away = (tmp_path / "redis").rename(tmp_path / "away")
+    front.wait(patient(30))
+    away.rename(tmp_path / "redis")
 
 
 @contextmanager
