@@ -176,7 +176,8 @@ export function learnControllers(controllers) {
 }
 
 // Another controller is tried while the page's own is alive: the page's policy names those known
-// when it was loaded. One that came later violates the policy, and the page loads anew.
+// when it was loaded. One that came later violates the policy, and the page loads anew: over HTTPS
+// alone, because a stranger may have this page's port by now.
 async function tryReach(base) {
   if (reached.has(base)) return;
   reached.set(base, base === location.origin);
@@ -191,7 +192,8 @@ async function tryReach(base) {
 document.addEventListener("securitypolicyviolation", (e) => {
   const last = Number(sessionStorage.getItem("paceline-reloaded") || 0);
   const busy = document.querySelector("dialog[open]") || state.failures;
-  if (e.effectiveDirective !== "connect-src" || busy) return;
+  const proven = location.protocol === "https:";
+  if (e.effectiveDirective !== "connect-src" || busy || !proven) return;
   if (Date.now() - last < RELOAD_AT_MOST_EVERY_MS) return;
   sessionStorage.setItem("paceline-reloaded", String(Date.now()));
   location.reload();

@@ -1,4 +1,4 @@
-"""The page's own SHA-256, by which it proves that it has the token."""
+"""The page's own SHA-256, by which it proves that it has the token; and what it loads anew."""
 
 import hashlib
 import hmac
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MODULE = Path(__file__).parents[3] / "controller" / "rest" / "static" / "sha256.js"
+STATIC = Path(__file__).parents[3] / "controller" / "rest" / "static"
 SCRIPT = """
 const { sha256, hmac } = await import(process.argv[1]);
 const text = (t) => new TextEncoder().encode(t);
@@ -22,26 +22,50 @@ console.log(JSON.stringify(found));
 """
 
 
-def test_it_gives_what_the_controller_expects(tmp_path: Path) -> None:
+VIOLATED = """
+let heard, loaded = 0;
+globalThis.location = { protocol: process.argv[2], reload: () => { loaded += 1; } };
+globalThis.document = { addEventListener: (_, f) => { heard = f; }, querySelector: () => null };
+globalThis.sessionStorage = { getItem: () => null, setItem: () => null };
+await import(process.argv[1]);
+heard({ effectiveDirective: "connect-src" });
+console.log(loaded);
+"""
+
+
+def run(script: str, module: str, tmp_path: Path, *arguments: str, given: str = "") -> object:
+    """The JSON that ``script`` prints of a module of the page."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no node")
-    texts = ["", "abc", "\u20ac" * 40, *("x" * n for n in (54, 55, 56, 63, 64, 65, 119, 120, 5000))]
-    cases = [(key, text) for key in ("k" * 48, "k" * 65, "") for text in texts]
-    module = tmp_path / "sha256.mjs"
-    module.write_text(MODULE.read_text())
+    for file in STATIC.glob("*.js"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
     done = subprocess.run(
-        [node, "--input-type=module", "-e", SCRIPT, str(module)],
-        input=json.dumps(cases),
+        [node, "--input-type=module", "-e", script, str(tmp_path / module), *arguments],
+        input=given,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert json.loads(done.stdout) == [
+    return json.loads(done.stdout)
+
+
+def test_it_gives_what_the_controller_expects(tmp_path: Path) -> None:
+    texts = ["", "abc", "\u20ac" * 40, *("x" * n for n in (54, 55, 56, 63, 64, 65, 119, 120, 5000))]
+    cases = [(key, text) for key in ("k" * 48, "k" * 65, "") for text in texts]
+    assert run(SCRIPT, "sha256.js", tmp_path, given=json.dumps(cases)) == [
         [
             hashlib.sha256(text.encode()).hexdigest(),
             hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest(),
         ]
         for key, text in cases
     ]
+
+
+@pytest.mark.parametrize(("protocol", "loaded"), [("http:", 0), ("https:", 1)])
+def test_a_page_whose_port_may_be_a_strangers_by_now_is_not_loaded_anew(
+    tmp_path: Path, protocol: str, loaded: int
+) -> None:
+    assert run(VIOLATED, "api.js", tmp_path, protocol) == loaded
