@@ -243,14 +243,11 @@ class RunHandle:
         return self._send("Stop", reason=reason)
 
     def why(self) -> str:
-        """The cause for which the run waits or that limits it, and the remedy."""
-        done = subprocess.run(
-            [*python_module("paceline_launcher"), "why", "--run-dir", str(self.path)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return (done.stdout or done.stderr).strip()
+        """The cause for which the run waits or that limits it, and the remedy; of a run that is
+        over, how it ended. Raises Unreachable if no controller answers."""
+        from paceline_launcher.cli.status import explain
+
+        return _outside_a_loop(lambda: explain(self._target)[0])
 
     def _read(self) -> Projection:
         return Projection.read(self.path)

@@ -13,6 +13,8 @@ import sysconfig
 import time
 from pathlib import Path
 
+import paceline
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 PROMPTS = 5
@@ -28,8 +30,8 @@ def main() -> int:
         run_dir = Path(options[at + 1]).resolve()
         del options[at : at + 2]
     started = time.monotonic()
-    paceline = Path(sysconfig.get_path("scripts")) / "paceline"
-    command = [paceline, "up", HERE / "digit_sort.toml", "--fresh", "--run-dir", run_dir, *options]
+    up = [Path(sysconfig.get_path("scripts")) / "paceline", "up", HERE / "digit_sort.toml"]
+    command = [*up, "--fresh", "--run-dir", run_dir, *options]
     # The config's paths are relative to the repository.
     fleet = subprocess.Popen([str(part) for part in command], cwd=REPOSITORY)
     # Ctrl-C goes to the whole foreground group: the fleet stops itself, and we wait for that.
@@ -41,7 +43,7 @@ def main() -> int:
             continue
     if status != 0:
         return status
-    summary = json.loads((run_dir / "summary.json").read_text())
+    summary = paceline.attach(run_dir).summary()
     before, after = summary["eval_first"], summary["eval_last"]
     print()
     print(
@@ -49,8 +51,8 @@ def main() -> int:
         f"{summary['steps']} steps ({time.monotonic() - started:.0f} s). "
         f"Samples lost {summary['samples_lost']}, trained twice {summary['samples_duplicated']}."
     )
-    if not summary.get("export"):
-        print("error: the run exported no model", file=sys.stderr)
+    if not summary["export"]:
+        print("error: the run exported no model:", summary["reason"], file=sys.stderr)
         return 1
     print("The exported model, on prompts that it was not trained on:")
     right = ask(Path(summary["export"]))
@@ -63,9 +65,6 @@ def main() -> int:
 def ask(model_dir: Path) -> int:
     """Reloads the exported model through transformers, prints its most likely answers to a few
     held-out prompts, and returns how many of them are right."""
-    from paceline.cuda_extensions import hide_cuda_extensions
-
-    hide_cuda_extensions()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

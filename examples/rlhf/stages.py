@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline import RunHandle
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 Settings = Mapping[str, Any]
@@ -165,16 +167,20 @@ class Place:
         return self.directory / ("export" if self.stage.is_run else FILES[0])
 
     @property
+    def finished(self) -> bool:
+        summary = RunHandle(self.directory).summary() or {}
+        return self.stage.is_run and summary.get("status") == "finished"
+
+    @property
     def done(self) -> bool:
         if not self.stage.is_run:
             return self.output.is_file()
-        return _summary(self.directory).get("status") == "finished" and exported(self.output)
+        return self.finished and exported(self.output)
 
     @property
     def finished_without_export(self) -> bool:
         """The run has ended and its export is missing, for example because the disk was full."""
-        ended = _summary(self.directory).get("status") == "finished"
-        return self.stage.is_run and ended and not exported(self.output)
+        return self.finished and not exported(self.output)
 
     def command(self) -> list[str]:
         if not self.stage.is_run:
@@ -225,14 +231,6 @@ def paceline() -> list[str]:
 def exported(directory: Path) -> bool:
     """``paceline.json`` is written last."""
     return (directory / "paceline.json").is_file()
-
-
-def _summary(run_dir: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _identity(root: Path, name: str) -> str:

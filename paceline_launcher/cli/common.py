@@ -33,7 +33,6 @@ from paceline.rpc.addresses import written_by_controllers
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.config.sections.services import AuthConfig
     from paceline.rpc.client import ControlPlane
     from paceline.rpc.rest_client import RestReader
 

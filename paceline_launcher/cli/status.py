@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -104,30 +104,40 @@ def why(*, target: Target, as_json: JsonOption = False) -> None:
 
     Example: paceline why --run-dir runs/demo
     """
-    from paceline.rpc.client import ControlPlaneUnavailable
+    text, found, status = explain(target)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(text)
+    raise typer.Exit(status)
 
+
+def explain(target: Target) -> tuple[str, dict[str, Any], int]:
+    """Tells what the run waits for, as text, as JSON and as an exit status. Raises Unreachable if
+    nobody can say."""
     try:
         answers, silent = target.ask(_ask_all)
-    except (BadInput, ControlPlaneUnavailable):
-        _tell_end(target.run_dir, as_json=as_json)
+        if not answers:
+            raise Unreachable(_nobody(target.run_dir, silent))
+    except (BadInput, Unreachable):
+        if ended := _end_of(target.run_dir):
+            return ended
         raise
     leading = [reply for reply in answers if reply.leads]
     shown = leading[:1] or answers
-    if not shown:
-        _tell_end(target.run_dir, as_json=as_json)
-        raise Unreachable(_nobody(target.run_dir, silent))
-    if as_json:
-        print_json({"answers": [as_dict(reply) for reply in shown], "silent": silent})
-    for reply in () if as_json else shown:
+    lines = []
+    for reply in shown:
         name = "" if leading else f"{reply.controller_id}: "
-        typer.echo(printable(f"{name}{reply.sentence}"))
+        lines.append(f"{name}{reply.sentence}")
         if reply.remedy:
-            typer.echo(printable(f"  remedy: {reply.remedy}"))
+            lines.append(f"  remedy: {reply.remedy}")
         if reply.faults:
-            typer.echo(printable(f"faults: {reply.faults}"))
-    for address, how in silent.items() if not (leading or as_json) else ():
-        typer.echo(f"the controller at {address} does not answer ({how})")
-    raise typer.Exit(0 if all(reply.severity == "ok" for reply in shown) else 1)
+            lines.append(f"faults: {reply.faults}")
+    for address, how in silent.items() if not leading else ():
+        lines.append(f"the controller at {address} does not answer ({how})")
+    found = {"answers": [as_dict(reply) for reply in shown], "silent": silent}
+    well = all(reply.severity == "ok" for reply in shown)
+    return printable("\n".join(lines)), found, 0 if well else 1
 
 
 async def _ask_all(control: ControlPlane) -> tuple[list[admin_pb2.WhyReply], dict[str, str]]:
@@ -154,24 +164,21 @@ async def _ask_all(control: ControlPlane) -> tuple[list[admin_pb2.WhyReply], dic
     return replies, silent
 
 
-def _tell_end(run_dir: Path | None, *, as_json: bool) -> None:
-    """Tells how the run ended, by its files, and exits; returns if it has not."""
+def _end_of(run_dir: Path | None) -> tuple[str, dict[str, Any], int] | None:
+    """How the run ended, by its files, as ``explain`` says it; None if it has not."""
     from paceline.observe.runs import is_run, read_run
 
     run = read_run(run_dir) if run_dir is not None and is_run(run_dir) else None
     if run is None or run.state == "running":
-        return
+        return None
     words = {"interrupted": "was interrupted", "ended": "has ended"}.get(
         run.state, f"has {run.state}"
     )
     sentence = f"the run {words} after step {run.steps}" + (f": {run.reason}" if run.reason else "")
     failed = run.state == "failed"
-    if as_json:
-        severity = "stuck" if failed else "ok"
-        print_json({"answers": [{"sentence": sentence, "severity": severity}], "silent": {}})
-    else:
-        typer.echo(printable(f"{sentence}\n  look at it: paceline open {run_dir}"))
-    raise typer.Exit(1 if failed else 0)
+    answer = {"sentence": sentence, "severity": "stuck" if failed else "ok"}
+    text = printable(f"{sentence}\n  look at it: paceline open {run_dir}")
+    return text, {"answers": [answer], "silent": {}}, 1 if failed else 0
 
 
 def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:

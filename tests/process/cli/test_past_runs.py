@@ -1,6 +1,7 @@
 """Commands about runs that are over: events in few lines, comparisons, states, the default run."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+import paceline
 from paceline.errors import BadInput
 from paceline.observe.projection import Projection
 from paceline.observe.runs import read_run
@@ -159,10 +161,12 @@ def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_mean
     ],
 )
 def test_a_run_that_is_over_answers_why_from_its_files(
-    here: Path, end: str, status: int, words: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, end: str, status: int, words: str
 ) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere")  # no process of its own is asked
     run_dir = write_run(here / "run", end=end)
     told = invoke("why", "--run-dir", str(run_dir))
     assert told.exit_code == status and words in told.stdout
     as_json = json.loads(invoke("why", "--run-dir", str(run_dir), "--json").stdout)
     assert words in as_json["answers"][0]["sentence"]
+    assert words in paceline.attach(run_dir).why()

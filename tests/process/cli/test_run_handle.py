@@ -1,9 +1,12 @@
 """A run in Python, from its start to what it has written."""
 
+import ast
 import asyncio
 import contextlib
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,30 +29,43 @@ SETTINGS = {
 }
 
 
-def test_a_run_is_started_watched_steered_and_read(tmp_path: Path) -> None:
-    config = tomllib.loads(DIGIT_SORT.read_text())
-    run = paceline.start(config, run_dir=tmp_path / "run", settings=SETTINGS)
+def page(tmp_path: Path) -> list[list[ast.stmt]]:
+    """The statements of each example of docs/python.md, of a shorter run in another directory."""
+    text = (DIGIT_SORT.parents[2] / "docs" / "python.md").read_text()
+    for there, here in (('{"train.steps": 60}', "SETTINGS"), ("runs/try1", str(tmp_path / "run"))):
+        assert there in text
+        text = text.replace(there, here)
+    return [ast.parse(code).body for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+
+
+def test_a_run_is_started_watched_steered_and_read_as_the_page_says(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"SETTINGS": SETTINGS}
+    (*watches, waits), reads = page(tmp_path)
+
+    def follow(*statements: ast.stmt) -> Any:
+        exec(compile(ast.Module([*statements], []), "docs/python.md", "exec"), names)
+        return names["run"]
+
     try:
-        for event in run.follow():
-            if event["type"] == "StepCommitted":
-                break
+        run = follow(*watches)
         assert run.state == "running" and "policy-0" in str(run.status())
         run.pause()
         assert run.why()
         with pytest.raises(paceline.RunFailed, match="did not start"):
+            config = tomllib.loads(DIGIT_SORT.read_text())
             paceline.start(config, run_dir=tmp_path / "run", settings=SETTINGS)
         with pytest.raises(UserError, match="refused"):
             run.scale({"scorer:none": 2})
         # A notebook's cell runs within an event loop.
         asyncio.run(shorten(run))
         run.resume()
-        summary = run.wait(300)
+        follow(waits)
     finally:
-        with contextlib.suppress(UserError):
-            run.stop()
-    assert summary["status"] == "finished"
-    again = paceline.attach(tmp_path / "run")
-    assert again.state == "finished" and again.summary() == summary
+        with contextlib.suppress(UserError, KeyError):
+            names["run"].stop()
+    again = follow(*reads)
+    summary = again.summary()
+    assert again.state == summary["status"] == "finished"
     frame = again.metrics().frame()
     assert len(frame) == summary["steps"] and frame["reward_mean"].notna().all()
     assert {"RunStarted", "StepCommitted"} <= {event["type"] for event in again.events()}
