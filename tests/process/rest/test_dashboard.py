@@ -145,6 +145,9 @@ def test_values_on_the_page_are_those_of_the_interface(served: Controllers, page
     assert [r[6] for r in rows_of(page, "workers-table")] == [
         str(w["version"]) if w["version"] >= 0 else "–" for w in workers
     ]
+    run = api(url, "run")
+    alive = sum(min(run["workers"].get(p, 0), count) for p, count in run["desired"].items())
+    assert text(page, "v-workers") == f"{alive} of {sum(run['desired'].values())}"
     # The workers of the fixture have ended without a word: the banner says whom the run waits for.
     found = api(url, "why")
     assert found["severity"] != "ok" and found["culprit"]["name"]
