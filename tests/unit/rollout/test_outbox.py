@@ -91,9 +91,7 @@ async def sending(
         running.cancel()
 
 
-def group(
-    task_id: str, held: HeldTasks, kind: rollout_pb2.TaskKind = rollout_pb2.TASK_KIND_TRAIN
-) -> EncodedGroup:
+def group(task_id: str, held: HeldTasks, kind: Any = rollout_pb2.TASK_KIND_TRAIN) -> EncodedGroup:
     task = common_pb2.TaskRef(task_id=task_id, attempt=1)
     held.add(rollout_pb2.Lease(task=task, kind=kind, group_size=2))
     made = make_group(task, completions=2, tokens=5, version=0, kind=kind)
@@ -151,23 +149,18 @@ async def test_an_evaluation_leaves_nothing_in_the_store(monkeypatch: pytest.Mon
     assert store.payloads == {}
 
 
-@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
+@pytest.mark.parametrize("inline", [0, 1 << 16])
 @pytest.mark.parametrize(
-    ("reward", "largest", "reason", "detail"),
+    ("reward", "most", "reason", "detail"),
     [
         (float("nan"), 1 << 20, "invalid_group", "completions[1]: reward is nan"),
         (0.5, 10, "group_too_large", "the payload store takes 10"),
     ],
 )
 async def test_a_group_that_cannot_be_submitted_is_returned_and_not_stored(
-    reward: float,
-    largest: int,
-    reason: str,
-    detail: str,
-    inline_bytes: int,
-    monkeypatch: pytest.MonkeyPatch,
+    reward: float, most: int, reason: str, detail: str, inline: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_runner, "_INLINE_BYTES", inline_bytes)
+    monkeypatch.setattr(task_runner, "_INLINE_BYTES", inline)
     task = common_pb2.TaskRef(task_id="t0", attempt=1)
     bad = make_group(task, completions=2, tokens=5, version=0)
     bad.completions[1].reward = reward
@@ -175,13 +168,10 @@ async def test_a_group_that_cannot_be_submitted_is_returned_and_not_stored(
     async def produce(held: HeldTask) -> rollout_pb2.Group:
         return bad
 
-    def never(*_: Any) -> Any:
-        raise AssertionError
-
-    store = Store(largest=largest)
+    store = Store(largest=most)
     async with sending(store, monkeypatch) as (box, session, held):
         parts: Any = session, held, FakeEngine(), produce, PartialRollouts(held), LIMITS
-        tasks = task_runner.TaskRunner(*parts, never, unwanted=str, engine_died=never)
+        tasks = task_runner.TaskRunner(*parts, pytest.fail, unwanted=str, engine_died=pytest.fail)
         tasks.outbox = box
         tasks.take(rollout_pb2.Lease(task=task, group_size=2))
         await held.until(lambda: not len(held))
