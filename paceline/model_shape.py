@@ -14,7 +14,7 @@ from paceline.process.structured_log import first_line
 
 _ATTENTION = "paceline_memory_plan"
 TOKENS = 1 << 24
-"""Of a forward without data: so many that copies of weights are nothing beside what they keep."""
+"""Length of a row without data: copies of weights are nothing beside what so many tokens keep."""
 
 
 @dataclass(frozen=True, slots=True)

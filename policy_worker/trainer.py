@@ -46,8 +46,8 @@ from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_shards import Fetch, RowShard
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
-from policy_worker.step.reduction import Update
 from policy_worker.step.stats import Stats
+from policy_worker.step.update import Update
 
 Taken = NewType("Taken", int)
 """Names groups whose payloads the ranks have read: the first ones of a step have 0."""

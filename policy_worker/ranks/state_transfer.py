@@ -20,7 +20,7 @@ from paceline.ids import Step, Version
 from paceline.mesh.elastic_mesh import Handle, ProcessMesh
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.ranks.sharding import local_weights
-from policy_worker.step.reduction import BUCKET
+from policy_worker.step.update import BUCKET
 
 RELAYED = 2
 """Buckets that a joiner holds for the next one, at most."""

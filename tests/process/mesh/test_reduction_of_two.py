@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from policy_worker.objectives.batch import StepTotals
-from policy_worker.step import reduction
+from policy_worker.step import update
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -22,7 +22,7 @@ TOTALS = StepTotals(1, 0, sum(len(c.tokens) // 4 for g in GROUPS for c in g.comp
 
 @pytest.fixture
 def trainers(url: str, tmp_path, monkeypatch, request) -> Iterator[list[Trainer]]:
-    monkeypatch.setattr(reduction, "BUCKET", 2_000)
+    monkeypatch.setattr(update, "BUCKET", 2_000)
     config = make_config(
         model=make_tiny_model(tmp_path, hidden=32), train={"tokens_per_microbatch": 64}
     )

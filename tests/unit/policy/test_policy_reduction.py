@@ -11,7 +11,7 @@ import torch
 from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from policy_worker.objectives.batch import BadGroup
-from policy_worker.step import reduction
+from policy_worker.step import update
 from policy_worker.trainer import Trainer
 from testbed.groups_in_hand import add as add_groups
 from testbed.tiny_model import make_tiny_model
@@ -50,7 +50,7 @@ class Doubling:
 
 @pytest.fixture
 def trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr(reduction, "BUCKET", BUCKET)
+    monkeypatch.setattr(update, "BUCKET", BUCKET)
     config = make_config(
         model=make_tiny_model(tmp_path, hidden=32), train={"tokens_per_microbatch": 64}
     )
