@@ -12,7 +12,7 @@ from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters, RunFiles
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import CommandRefused
-from controller.ledger.decisions.settings import check_steps, stays_ended
+from controller.ledger.decisions.run import check_steps, stays_ended
 from controller.ledger.specs import EvalSet, LearningRate, LiveSpec, RunSpec
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State

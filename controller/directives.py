@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-from controller.ledger.enums import TRAITS, Lifecycle, Phase, Role
+from controller.ledger.enums import Lifecycle, Phase, Role
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.views import due_checkpoint, is_leased
@@ -64,18 +64,18 @@ def directive_of(
         over = state.ended or succeeded
         directive.lifecycle = worker_pb2.LIFECYCLE_STOPPED if over else worker_pb2.LIFECYCLE_REJOIN
         return directive
-    traits, mesh = TRAITS[worker.role], fleet.whole_mesh
+    mesh = fleet.whole_mesh
     directive.lifecycle = _lifecycle(state, worker)
     directive.links.extend(_links(state, worker))
     directive.leave_step = (
         state.phase in (Phase.STOPPING, Phase.SUSPENDING) and not state.steps.open
     )
-    if traits.mesh:
+    if worker.role is Role.POLICY:
         directive.checkpoint_step = due_checkpoint(state)
         if mesh is not None and state.fleet.in_mesh(worker):
             members = [message_of(worker_pb2.MeshMember, member) for member in mesh.members]
             directive.mesh.CopyFrom(message_of(worker_pb2.PolicyMesh, mesh, members=members))
-    if traits.leases:
+    if worker.role is Role.ROLLOUT:
         for scorer in fleet.scorers():
             found = (scorer.scorer, scorer.worker_id, scorer.address)
             directive.scorers.add(name=found[0], worker_id=found[1], address=found[2])
@@ -87,10 +87,9 @@ def _lifecycle(state: State, worker: Worker) -> worker_pb2.Lifecycle:
         return worker_pb2.LIFECYCLE_RUNNING
     if state.phase is Phase.SUSPENDED:
         return worker_pb2.LIFECYCLE_STOPPED
-    traits = TRAITS[worker.role]
-    busy = _in_mesh(state, worker) if traits.mesh else bool(worker.held)
+    busy = _in_mesh(state, worker) if worker.role is Role.POLICY else bool(worker.held)
     # Only a scorer itself knows which requests it still answers.
-    unknown = traits.serves and worker.lifecycle is not Lifecycle.STOPPED
+    unknown = worker.role is Role.SCORER and worker.lifecycle is not Lifecycle.STOPPED
     return worker_pb2.LIFECYCLE_DRAINING if busy or unknown else worker_pb2.LIFECYCLE_STOPPED
 
 
@@ -112,7 +111,7 @@ def _links(state: State, worker: Worker) -> Iterator[worker_pb2.WeightsLink]:
                 receiver=message_of(worker_pb2.MeshMember, receiver),
                 reload=link.reload,
                 tree=link.tree,
-                relayed=TRAITS[sender.role].receives,
+                relayed=sender.role is Role.ROLLOUT,
             )
 
 

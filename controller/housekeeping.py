@@ -19,7 +19,7 @@ from controller.ledger import Ledger
 from controller.ledger.codec import encode
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
-from controller.ledger.views import live_payloads, may_need, running_attempts, unfinished
+from controller.ledger.views import live_payloads, may_need
 from controller.runtime import NotLeading
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
@@ -296,8 +296,9 @@ class Housekeeping:
         needed = live_payloads(self._ledger.state)
         # A group under way may have been stored by the leader before, and be handed in again any
         # time.
-        expected = running_attempts(self._ledger.state)
-        expected.update(map(partial_ref, unfinished(self._ledger.state)))
+        tasks = self._ledger.state.tasks.records.values()
+        expected = {task.ref for task in tasks if task.leased}
+        expected.update(partial_ref(task.task_id) for task in tasks if task.group is None)
         spare = [ref for ref in found if ref not in needed and ref not in expected]
         if not spare:
             return

@@ -7,8 +7,8 @@ from typing import Any
 from controller.directives import ROLES, message_of
 from controller.leader import Leader
 from controller.ledger import views
-from controller.ledger.decisions.standby_workers import desired_spares
-from controller.ledger.enums import TRAITS, Lifecycle
+from controller.ledger.decisions.membership import desired_spares
+from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
@@ -101,7 +101,6 @@ def _add_worker(
     mesh, epoch = state.fleet.mesh, 0
     if mesh is not None and not mesh.broken:
         epoch = mesh.epoch if mesh.rank(worker.worker_id, worker.incarnation) >= 0 else 0
-    policy = TRAITS[worker.role].mesh
     status = reply.workers.add(
         worker_id=worker.worker_id,
         role=ROLES[worker.role],
@@ -109,7 +108,7 @@ def _add_worker(
         pid=worker.pid,
         state=str(worker.lifecycle),
         mesh_epoch=epoch,
-        version=worker.state_version if policy else worker.loaded_version,
+        version=worker.state_version if worker.role is Role.POLICY else worker.loaded_version,
         scorer=worker.scorer,
         held_leases=len(worker.held),
         incarnation=worker.incarnation,

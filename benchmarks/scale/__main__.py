@@ -95,8 +95,9 @@ class Fleet:
         """Accepts the groups of one step, so that it opens."""
         version = self.ledger.state.versions.version
         for lease in self.lease(self.rollouts[0], GROUPS, version).leases:
+            sizes, spans = (16, 100, 4096, version, version), ((version, 4096),)
             meta = GroupMeta(
-                lease.task_id, lease.attempt, 16, 100, 4096, version, version, 0.5, 0.5, 1.0
+                lease.task_id, lease.attempt, *sizes, 0.5, 0.5, 1.0, token_versions=spans
             )
             self.do(cmd.accept(self.rollouts[0], 1, meta))
 

@@ -152,8 +152,9 @@ def groups(e: Evidence) -> Diagnosis | None:
     state = e.state
     if state.steps.open is not None or state.run_spec is None:
         return None
-    ready, batch = state.ready_for_next_step, state.run.groups_per_step
-    subject = f"step {state.versions.step + 1} ({ready} of {batch} groups ready)"
+    step, batch = state.next_step, state.run.groups_per_step
+    ready = len(state.steps.replay.get(step, ())) + len(state.tasks.ready)
+    subject = f"step {step} ({ready} of {batch} groups ready)"
     workers = [w for w in e.workers if w.role is Role.ROLLOUT and not w.spare]
     if (worker := e.quietest(workers)) is not None:
         then = f"and its {worker.held} tasks go to others" if worker.held else ""

@@ -13,7 +13,7 @@ from controller.diagnosis.evidence import (
     finding,
     seconds,
 )
-from controller.ledger.enums import TRAITS, Lifecycle, Role
+from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.state.fleet import Worker
 from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, FaultCause, Severity
 from paceline.process.waits import Wait, WaitKind
@@ -111,7 +111,7 @@ def absent(role: Role, e: Evidence) -> Diagnosis | None:
     registered = [w for w in e.workers if w.role is role]
     if any(w.lifecycle is not Lifecycle.STARTING for w in registered):
         return None
-    words = f"a {TRAITS[role].words}"
+    words = f"a {role.words}"
     if not e.desired.get(role, 1):
         user, remedy = Culprit(CulpritKind.USER, words), e.command(f"scale {role}=1")
         because, since_s = f"because the desired number is 0 (fleet.{role})", e.since_commit_s
@@ -158,7 +158,7 @@ def _none_registered(e: Evidence, role: Role, words: str) -> Diagnosis:
     if dead:
         last, name = dead[-1], dead[-1].worker_id
         culprit = Culprit(CulpritKind.WORKER, name, last.host, last.pid)
-        because = f"which is {last.lifecycle}, and no other {TRAITS[role].words} has registered"
+        because = f"which is {last.lifecycle}, and no other {role.words} has registered"
         following = "its launcher starts it again"
     if e.provider_trouble:
         following = f"the provider reports: {e.provider_trouble}"
@@ -179,7 +179,7 @@ def lost(e: Evidence) -> Diagnosis | None:
         alive = len(e.state.fleet.living_in(pool))
         gone = [w for w in e.state.fleet.workers.values() if w.pool == pool and w.death in DEATHS]
         # "policy replicas", "scorers helpful".
-        words = f"{TRAITS[Role(role_of(pool))].words}s {scorer_of(pool)}".rstrip()
+        words = f"{Role(role_of(pool)).words}s {scorer_of(pool)}".rstrip()
         at_work.append(f"{min(alive, wanted)} of {wanted} {words}")
         dead += gone[: max(0, wanted - alive)]
     if not dead:

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from controller.ledger import views
-from controller.ledger.enums import Kind
 from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
-from controller.ledger.views import staleness_of, step_of_task
+from controller.ledger.views import step_of_task
 from paceline.ids import Step, TaskId
 from paceline.observe.groups import META_FIELDS, GroupSummary
 from paceline.payloads.store import PayloadStore
@@ -32,7 +30,7 @@ def meta_of(state: State, task: Task, meta: GroupMeta, step: Step) -> dict[str, 
         "attempt": meta.attempt,
         "state": str(task.state),
         "owner": task.owner,
-        "staleness": staleness_of(state, task, step),
+        "staleness": state.versions.staleness(meta.min_version, step or state.next_step),
         "step": step,
         "epoch": epoch,
         "dataset_row": row,
@@ -45,7 +43,7 @@ def stored_groups(state: State) -> list[GroupSummary]:
     return [
         GroupSummary(**meta_of(state, task, task.group, steps.get(task.task_id, Step(0))))
         for task in state.tasks.records.values()
-        if task.kind is Kind.TRAIN and task.group is not None
+        if task.group is not None
     ]
 
 
@@ -58,11 +56,11 @@ async def stored_group(
 ) -> dict[str, Any]:
     """The fields of a Group, with its completions. Raises GroupGone."""
     task_id = TaskId(group_id)
-    task, ref = state.tasks.records.get(task_id), views.payload_ref(state, task_id)
-    if task is None or task.group is None or ref is None:
+    task = state.tasks.records.get(task_id)
+    if task is None or task.group is None:
         raise GroupGone(_reason_of_absence(state, task, group_id))
     meta = meta_of(state, task, task.group, step_of_task(state).get(task_id, Step(0)))
-    (payload,) = await payloads.get([ref])
+    (payload,) = await payloads.get([task.ref])
     if payload is None:
         raise GroupGone(f"a checkpoint has just covered group {group_id}: its samples are gone")
     try:

@@ -276,7 +276,7 @@ class Liveness:
         mesh = state.fleet.mesh
         if mesh is None or not mesh.broken:
             return False
-        members = [(m.worker_id, m.incarnation) for m in mesh.members if state.fleet.member(m)]
+        members = [member.who for member in mesh.members if state.fleet.current(*member.who)]
         living = [key for key in members if key not in dead]
         for key in living:
             pulse = self.pulses.get(key)

@@ -105,22 +105,17 @@ def _fields_encoder(kind: Any) -> Convert:
     read: Convert = (
         attrgetter(*names) if len(names) > 1 else lambda v: [getattr(v, n) for n in names]
     )
-    in_array = [(place, f) for place, (_, f) in enumerate(plan) if f is not None]
-    in_object = [(name, f) for name, f in plan if f is not None]
+    others = [(place, f) for place, (_, f) in enumerate(plan) if f is not None]
 
     def array(value: Any) -> list[Any]:
         made = list(read(value))
-        for place, convert in in_array:
+        for place, convert in others:
             made[place] = convert(made[place])
         return made
 
-    def named(value: Any) -> dict[str, Any]:
-        made = dict(zip(names, read(value), strict=True))
-        for name, convert in in_object:
-            made[name] = convert(made[name])
-        return made
-
-    return array if getattr(kind, "compact", False) else named
+    if getattr(kind, "compact", False):
+        return array
+    return lambda value: dict(zip(names, array(value), strict=True))
 
 
 def _fields_decoder(kind: Any) -> Convert:

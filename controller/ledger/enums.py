@@ -1,37 +1,17 @@
 """Vocabulary of the ledger: the closed sets of words in its commands, events and state."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Role(StrEnum):
-    POLICY = "policy"
-    ROLLOUT = "rollout"
-    SCORER = "scorer"
+    POLICY = "policy"  # trains: it is a member of the gradient mesh and sends weights
+    ROLLOUT = "rollout"  # leases tasks, receives weights over a link of its own, may stand by
+    SCORER = "scorer"  # rollout workers call it, at the address that it registers with
 
-
-@dataclass(frozen=True, slots=True)
-class RoleTraits:
-    """Differences between policy replicas, rollout workers and scorers."""
-
-    words: str  # For users: "policy replica"
-    command: str  # ``paceline COMMAND`` starts one by hand
-    setting: str  # fleet.SETTING is the desired number; SETTING_min and SETTING_max limit it
-    mesh: bool = False
-    """Trains: it is a member of the gradient mesh, holds the state and sends weights."""
-    receives: bool = False  # It receives weights over a link of its own
-    leases: bool = False  # It leases tasks
-    spares: bool = False  # Some of its workers may stand by
-    serves: bool = False  # Rollout workers call it, at the address that it registers with
-
-
-TRAITS = {
-    Role.POLICY: RoleTraits("policy replica", "policy", "policy", mesh=True),
-    Role.ROLLOUT: RoleTraits(
-        "rollout worker", "rollout", "rollout", receives=True, leases=True, spares=True
-    ),
-    Role.SCORER: RoleTraits("scorer", "scorer", "scorers", serves=True),
-}
+    @property
+    def words(self) -> str:
+        """For users: "policy replica"."""
+        return {Role.POLICY: "policy replica", Role.ROLLOUT: "rollout worker"}.get(self, "scorer")
 
 
 class Phase(StrEnum):

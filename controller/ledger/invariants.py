@@ -5,7 +5,7 @@ recomputes everything from the tasks."""
 from collections import Counter
 from collections.abc import Iterator
 
-from controller.ledger.decisions.standby_workers import missing_at_work
+from controller.ledger.decisions.membership import missing_at_work
 from controller.ledger.enums import Kind, Role
 from controller.ledger.state.fleet import Fleet
 from controller.ledger.state.state import State
@@ -14,39 +14,27 @@ from controller.ledger.state.token_ages import too_old, trained_tokens
 from paceline.ids import Step, TaskId
 
 
-def check_counts(s: State) -> list[str]:
+def check_counts(s: State) -> Iterator[str]:
     """Conservation by the counters, and what must hold between events too."""
     t = s.tasks
-    parts = len(t.pending) + t.leased + len(t.ready) + t.in_step + t.trained
-    problems = []
-    dispatched = t.cursor - t.passed_over
-    if parts + t.dropped.total() != dispatched:
-        problems.append(
-            f"{dispatched} tasks dispatched, {parts} + {t.dropped.total()} accounted for"
-        )
+    kept, dropped, dispatched = len(t.pending) + t.position, t.dropped.total(), t.dispatched
+    if kept + dropped != dispatched:
+        yield f"{dispatched} tasks dispatched, {kept} + {dropped} accounted for"
     if s.run_spec is not None and t.trained != s.versions.step * s.run.groups_per_step:
-        problems.append(f"{t.trained} groups trained in {s.versions.step} steps")
+        yield f"{t.trained} groups trained in {s.versions.step} steps"
     if min(t.leased, t.in_step, t.trained) < 0:
-        problems.append("a count is negative")
+        yield "a count is negative"
     step = s.steps.open
     if step is not None and step.step != s.versions.step + 1:
-        problems.append(f"step {step.step} is open after step {s.versions.step}")
-    return problems
+        yield f"step {step.step} is open after step {s.versions.step}"
 
 
 def check(s: State) -> list[str]:
     """All invariants, from scratch; one line for each that does not hold."""
     if s.run_spec is None:
         return []
-    return [
-        *check_counts(s),
-        *_partition(s),
-        *_owners(s),
-        *_steps(s),
-        *_staleness(s),
-        *_versions(s),
-        *_fleet(s),
-    ]
+    parts = (check_counts, _partition, _owners, _steps, _staleness, _versions, _fleet)
+    return [line for part in parts for line in part(s)]
 
 
 def _partition(s: State) -> Iterator[str]:
@@ -163,7 +151,7 @@ def _fleet(s: State) -> Iterator[str]:
     if f.mesh is not None:
         if f.mesh.epoch != f.mesh_epoch:
             yield f"the mesh is of epoch {f.mesh.epoch}, the newest is {f.mesh_epoch}"
-        if not s.ended and not f.mesh.broken and any(f.member(m) is None for m in f.mesh.members):
+        if not s.ended and not f.mesh.broken and len(f.members()) < len(f.mesh.members):
             yield f"epoch {f.mesh.epoch} has a dead member"
     if not s.ended and missing_at_work(s):
         yield f"{missing_at_work(s)} rollout workers should be at work and are spares"

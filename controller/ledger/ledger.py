@@ -1,14 +1,13 @@
-"""Ledger: everything that the service promises, as a pure state machine. A command decides on it,
-with everything that follows (a step that can open, a mesh that can form, a run that is complete).
-It reads no clock, does no I/O and draws no random number: the same commands at the same times give
-the same events, and applying the events to an empty ledger gives the same state."""
+"""Ledger: a pure state machine. A command decides on it, with all that follows, such as a step that
+can open. It reads no clock, does no I/O and draws no random number: the same commands at the same
+times give the same events, and these, applied to an empty ledger, the same state."""
 
 import json
 from copy import copy
 from typing import Any
 
 from controller.ledger.codec import codec_of, decode, encode
-from controller.ledger.decisions import held_out, links, mesh, run, standby_workers, steps
+from controller.ledger.decisions import held_out, links, membership, mesh, run, steps
 from controller.ledger.decisions.commands import Decider
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
@@ -32,10 +31,8 @@ class Ledger(Decider):
     def apply(self, event: Event) -> None:
         """Makes an event of the journal true. Events must come in journal order, each once."""
         event.apply(self.state)
-        if self.checked:
-            problems = check_counts(self.state)
-            if problems:
-                raise BrokenInvariant(f"after {event}: " + "; ".join(problems))
+        if self.checked and (problems := "; ".join(check_counts(self.state))):
+            raise BrokenInvariant(f"after {event}: {problems}")
 
     def check(self) -> list[str]:
         """Every invariant, from scratch. One line for each that does not hold; linear in tasks."""
@@ -86,7 +83,7 @@ class Ledger(Decider):
     def settle_fleet(self, now: float) -> None:
         mesh.settle_mesh(self)
         steps.settle_step(self, now)
-        standby_workers.settle_spares(self)
+        membership.settle_spares(self)
         links.settle_links(self)
         self.settle_evals(now)
 

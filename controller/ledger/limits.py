@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from controller.ledger.enums import TRAITS, Role
+from controller.ledger.enums import Role
 from paceline.worker_pools import role_of
 
 MOST_WORKERS = 10_000
@@ -16,7 +16,7 @@ def bounds_of(bounds: Mapping[str, int], pool: str) -> tuple[int, int]:
 
 def setting_of(pool: str) -> str:
     """Name of the setting in [fleet] that has the desired number of ``pool``."""
-    return TRAITS[Role(role_of(pool))].setting
+    return "scorers" if role_of(pool) == Role.SCORER else role_of(pool)
 
 
 def within(bounds: Mapping[str, int], desired: Mapping[str, int]) -> dict[str, int]:

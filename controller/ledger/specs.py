@@ -20,9 +20,9 @@ class LearningRate:
 
     def at(self, step: Step, steps: int) -> float:
         """Learning rate of ``step``, counted from 1, in a run of ``steps``. Warm-up is linear, from
-        peak / warmup_steps at step 1 to the peak at step warmup_steps. The first step after it has
-        the peak. The decay would reach min_ratio * peak at the step after the last one, as in
-        transformers' get_linear_schedule_with_warmup: the last batch is trained, too."""
+        peak / warmup_steps at step 1 to the peak at step warmup_steps. The decay would reach
+        min_ratio * peak at the step after the last one, as in transformers'
+        get_linear_schedule_with_warmup: the last batch is trained, too."""
         if step <= self.warmup_steps:
             return self.peak * step / self.warmup_steps
         if self.schedule == "constant":
@@ -62,20 +62,18 @@ class SetResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSpec:
-    """The fields of a run's spec that follow from settings which a run may change. A new live
-    setting is a field here, a line in ``ControllerContext.run_spec``, and ``Live`` at the setting
-    in the config."""
+    """The fields of a run's spec that follow from settings which a run may change, and mean what
+    the settings of these names mean. A new live setting is a field here, a line in
+    ``ControllerContext.run_spec``, and ``Live`` at the setting in the config."""
 
     steps: int
     max_staleness: int
     late_groups: str = LATE_DROP  # Or LATE_TRAIN
-    max_token_age: int = 0  # Steps; of LATE_TRAIN alone
+    max_token_age: int = 0
     eval_rows: int
     eval_every: int
     early_stop_evals: int = 0
-    """Evaluations without a new best held-out reward after which the run stops; 0: it does not."""
     eval_drop: float = 0.0
-    """Share of the best held-out reward from which a smaller one is a warning; 0: never."""
     checkpoint_every: int
     lr: LearningRate = field(default_factory=LearningRate)
 
@@ -102,12 +100,13 @@ class RunSpec(LiveSpec):
     """Limits of the desired counts: policy_min, policy_max, rollout_min, rollout_max; an absent one
     is no limit. rollout_spares: workers beside the desired ones, to stand by."""
     max_nonfinite_steps: int = 0
-    """The run fails after so many steps in a row without a finite gradient; 0: never."""
     recorded: bool = False
     """Completions are in the data: no worker loads weights, and no group is too old."""
     eval_sets: tuple[EvalSet, ...] = ()  # Beside the one of ``eval_rows``
-    relay_fanout: int = 0  # Receivers to which a worker sends weights; 0: the replica sends to all
+    relay_fanout: int = 0  # 0: the replicas send to all
     best_metric: str = ""  # SET/METRIC that ranks evaluations. Empty: the reward of the first set.
+    sources: tuple[DataSource, ...] = ()  # None: all rows are of one source without a name
+    curriculum_min: float = 0.0  # 0: there is no curriculum
 
     @property
     def evaluations(self) -> tuple[EvalSet, ...]:
@@ -117,18 +116,13 @@ class RunSpec(LiveSpec):
     @property
     def judging(self) -> tuple[str, str]:
         """(set, metric) that ranks evaluations."""
-        if self.best_metric:
-            name, _, metric = self.best_metric.partition("/")
-            return name, metric
-        return next((each.name for each in self.evaluations), HELD_OUT), "reward"
+        first = next((each.name for each in self.evaluations), HELD_OUT)
+        name, _, metric = (self.best_metric or f"{first}/reward").partition("/")
+        return name, metric
 
     def samples_of(self, eval_set: str) -> int:
         """Completions of each of its prompts."""
         return next((each.samples for each in self.eval_sets if each.name == eval_set), 1)
-
-    sources: tuple[DataSource, ...] = ()  # None: all rows are of one source without a name
-    curriculum_min: float = 0.0
-    """Lowest probability of a row under the curriculum; 0: there is no curriculum."""
 
     @property
     def live(self) -> LiveSpec:
@@ -183,12 +177,12 @@ class GroupMeta:
     reward_s: float = 0.0
     token_versions: tuple[tuple[Version, int], ...] = ()
     """Number of trainable tokens by version, oldest first. It is as long as the group's generation
-    in steps. Empty: all tokens are of ``max_version``, as far as the journal knows."""
+    in steps."""
     lengths: tuple[int, ...] = ()
     """Completion tokens of each sequence, those that are not trained included."""
     sequence_versions: tuple[tuple[tuple[Version, ...], int], ...] = ()
     """Number of sequences by the versions of their trainable tokens. Sequences without such a token
-    are in none. Empty: every sequence is trained, as far as the journal knows."""
+    are in none."""
     rewards: tuple[float, ...] = field(default=(), metadata=TRANSIENT)
     """Rewards of an evaluation's sequences; empty for training groups."""
     answers: tuple[str, ...] = field(default=(), metadata=TRANSIENT)
@@ -197,10 +191,6 @@ class GroupMeta:
     """Evaluation: sequences that ended at the limit of tokens."""
     prompt_cut: int = 0  # Tokens that the row's prompt has lost because it was too long
     digest: str = ""  # Digest of the payload; empty if there is none
-
-    @property
-    def by_version(self) -> tuple[tuple[Version, int], ...]:
-        return self.token_versions or ((self.max_version, self.tokens),)
 
     @property
     def whole_lengths(self) -> tuple[int, ...]:

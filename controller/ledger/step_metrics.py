@@ -4,58 +4,21 @@ Slowness is content: long answers, hard prompts, slow environments. So the share
 masked or dropped stands beside its mean length, to be compared with that of all that is trained."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason
 from controller.ledger.specs import GroupMeta, StatValue
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import OpenStep, Vote
-from controller.ledger.state.tasks import GroupSizes, ordinal_of
-from controller.ledger.state.token_ages import token_age, token_ages, trained_tokens
-from paceline.ids import Step
+from controller.ledger.state.tasks import GroupSizes, ordinal_of, sizes_of
+from controller.ledger.state.token_ages import token_age, token_ages
 
 TOO_LONG = "prompt_too_long"
 """Reason that rollout workers give for a prompt which they drop for its length."""
-
-
-def data_metrics(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
-    """Metrics of a step with ``groups``. Rewards are means over sequences; shares are of groups, or
-    of the rows of the data. ``prompts_truncated`` counts the step's groups, ``prompts_too_long``
-    what was dropped since the run began."""
-    metrics = {
-        "prompts_truncated": float(sum(group.prompt_cut > 0 for group in groups)),
-        "prompts_too_long": float(state.tasks.dropped.get(TOO_LONG, 0)),
-        **_of_sources(state, groups),
-    }
-    if state.run.curriculum_min:
-        curriculum, rows = state.tasks.curriculum, state.run.dataset_rows
-        metrics["rows_always_solved"] = curriculum.always / rows
-        metrics["rows_never_solved"] = curriculum.never / rows
-        metrics["rows_passed_over"] = float(state.tasks.passed_over)
-    return metrics
-
-
-def _of_sources(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
-    """A source without a group in the step has a share of 0 and no reward."""
-    order = state.run.order
-    if not order.sources:
-        return {}
-    of_source: list[list[GroupMeta]] = [[] for _ in order.sources]
-    for group in groups:
-        row = order.place(ordinal_of(group.task_id))[1]
-        of_source[order.source_of(row)].append(group)
-    metrics = {}
-    for name, found in zip(order.names, of_source, strict=True):
-        metrics[f"source_share_{name}"] = len(found) / len(groups)
-        if sequences := sum(group.sequences for group in found):
-            rewards = sum(group.reward_mean * group.sequences for group in found)
-            metrics[f"source_reward_{name}"] = rewards / sequences
-    return metrics
-
-
 RATIO_SQUARE = "ratio_square"
-"""Statistic of votes, sum of squares of the importance weights. With their sum it gives ess, the
+"""Statistic of votes, mean square of the importance weights. With their mean it gives ess, the
 effective sample size as a share of the number n of tokens: (sum w)^2 / (n * sum w^2). 1: all
 weights are equal."""
 CRITIC = ("return_mean", "return_square", "value_error", "value_error_square")
@@ -66,24 +29,28 @@ REWARD, REWARD_SQUARE = "reward/", "reward_square/"
 squares. They give reward/NAME and reward/NAME/std."""
 _MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
 """Statistics of votes whose maximum is reported beside the mean."""
+_BUCKETS = ("0", "1", "2", "3_4", "5_8", "9_16", "17_32", "33_up")  # Ages of tokens, in steps
+_BUCKET_ENDS = (0, 1, 2, 4, 8, 16, 32)
 
 
 def step_metrics(state: State, step: OpenStep, now: float) -> dict[str, float]:
     """Metrics of the open step at its commit. Times in seconds, staleness in steps."""
     groups = [state.meta(task_id) for task_id in step.groups]
+    ages = [token_ages(state, group, step.step) for group in groups]
+    limit = token_age(state, step.step)
+    tokens = sum(n for of_group in ages for age, n in of_group if age <= limit)
     sequences = sum(g.sequences for g in groups)
-    tokens = sum(trained_tokens(state, g, step.step) for g in groups)
     step_s = max(now - state.steps.last_commit_t, 1e-6)
     if now < state.steps.last_commit_t:
         step_s = math.nan  # the clock was set back: no rate is better than a rate of billions
-    votes, book = list(step.votes.values()), state.tasks
+    sampled, book = not state.run.recorded, state.tasks
     metrics = {
         "step": float(step.step),
         "version": float(state.versions.version + 1),
-        **({} if state.run.recorded else _rewards(state, groups)),
-        **_merge(votes),
-        **_ages(state, groups, step.step),
-        **data_metrics(state, groups),
+        **(_rewards(state, groups) if sampled else {}),
+        **_of_votes(step.votes.values()),
+        **(_of_ages(state, groups, ages, limit) if sampled else {}),
+        **_of_data(state, groups),
         "tokens": float(tokens),
         "samples": float(sequences),
         "tokens_per_s": tokens / step_s,
@@ -95,69 +62,65 @@ def step_metrics(state: State, step: OpenStep, now: float) -> dict[str, float]:
         "queue_pending": float(len(book.pending)),
         "queue_leased": float(book.leased),
         "queue_ready": float(len(book.ready)),
-        "replicas": float(len(votes)),
+        "replicas": float(len(step.votes)),
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _rewards(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
-    """Metrics of samples: the reward of a recorded row says nothing of the policy.
-    ``zero_variance_share`` counts groups whose rewards are all equal, those that were dropped for
-    it included; a group of one has no variance to speak of."""
-    totals = reward_totals(groups)
-    deviation = math.sqrt(totals.squares / max(totals.samples - 1, 1))
-    found = {"reward_mean": totals.total / totals.samples, "reward_std": deviation}
-    if state.run.group_size > 1:
-        dull = state.tasks.dropped_groups.get(DropReason.UNINFORMATIVE, GroupSizes()).groups
-        equal = dull + sum(group.reward_std == 0.0 for group in groups)
-        found["zero_variance_share"] = equal / (dull + len(groups))
+def _of_votes(votes: Iterable[Vote]) -> dict[str, float]:
+    sums: dict[str, StatValue] = {}
+    for name, s in (stat for vote in votes for stat in vote.stats.items()):
+        if math.isfinite(s.sum) and math.isfinite(s.weight):
+            m = sums.get(name, StatValue(0.0, 0.0, -math.inf))
+            sums[name] = StatValue(m.sum + s.sum, m.weight + s.weight, max(m.max, s.max))
+    # Whatever a replica reports: a product of floats overflows to inf, a power raises.
+    means = {name: s.sum / s.weight if s.weight > 0 else 0.0 for name, s in sums.items()}
+    found: dict[str, float] = {}
+    for name, s in sums.items():
+        if name in _MEAN_AND_MAX:
+            found[f"{name}_mean"], found[f"{name}_max"] = means[name], s.max
+        elif name.startswith(REWARD_SQUARE):
+            function = REWARD + name.removeprefix(REWARD_SQUARE)
+            mean = means.get(function, 0.0)
+            spread = s.sum - s.weight * mean * mean
+            found[f"{function}/std"] = math.sqrt(max(0.0, spread / max(s.weight - 1.0, 1.0)))
+        elif name != RATIO_SQUARE and name not in CRITIC[1:]:
+            found[name] = means[name]
+    if "ratio" in means and means.get(RATIO_SQUARE, 0.0) > 0:
+        found["ess"] = means["ratio"] * means["ratio"] / means[RATIO_SQUARE]
+    if means.keys() >= set(CRITIC):
+        mean, square, error, error_square = (means[name] for name in CRITIC)
+        variance = square - mean * mean
+        if variance > 1e-9 * square:  # more than rounding: there is something to explain
+            rest = max(0.0, error_square - error * error)
+            found["explained_variance"] = 1.0 - rest / variance
     return found
 
 
-def _merge(votes: Sequence[Vote]) -> dict[str, float]:
-    merged: dict[str, StatValue] = {}
-    for vote in votes:
-        for name, s in vote.stats.items():
-            if not (math.isfinite(s.sum) and math.isfinite(s.weight)):
-                continue
-            m = merged.get(name)
-            merged[name] = (
-                s if m is None else StatValue(m.sum + s.sum, m.weight + s.weight, max(m.max, s.max))
-            )
-    out: dict[str, float] = {}
-    for name, s in merged.items():
-        value = s.sum / s.weight if s.weight > 0 else 0.0
-        if name in _MEAN_AND_MAX:
-            out[f"{name}_mean"], out[f"{name}_max"] = value, s.max
-        elif name == RATIO_SQUARE or name in CRITIC[1:]:
-            continue
-        elif name.startswith(REWARD_SQUARE):
-            function = REWARD + name.removeprefix(REWARD_SQUARE)
-            mean = merged[function].sum / s.weight if function in merged and s.weight else 0.0
-            spread = (s.sum - s.weight * mean * mean) / max(s.weight - 1.0, 1.0)
-            out[f"{function}/std"] = math.sqrt(max(0.0, spread))
-        else:
-            out[name] = value
-    ratio, square = merged.get("ratio"), merged.get(RATIO_SQUARE)
-    if ratio is not None and square is not None and (most := square.weight * square.sum) > 0:
-        out["ess"] = ratio.sum * ratio.sum / most
-    explained = _explained_variance([merged.get(name) for name in CRITIC])
-    return out if explained is None else {**out, "explained_variance": explained}
-
-
-def _explained_variance(sums: Sequence[StatValue | None]) -> float | None:
-    """None without a critic, or if all returns are equal: there is nothing to explain."""
-    means = [s.sum / s.weight for s in sums if s is not None and s.weight > 0]
-    if len(means) < len(CRITIC):
-        return None
-    mean, square, error, error_square = means
-    variance = square - mean * mean
-    if variance <= 1e-9 * square:  # nothing but rounding
-        return None
-    return 1.0 - max(0.0, error_square - error * error) / variance
-
-
-# ---- rewards ----
+def _of_data(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
+    """Shares are of groups, or of the rows of the data. ``prompts_truncated`` counts the step's
+    groups, ``prompts_too_long`` what was dropped since the run began. A source without a group in
+    the step has a share of 0 and no reward."""
+    metrics = {
+        "prompts_truncated": float(sum(group.prompt_cut > 0 for group in groups)),
+        "prompts_too_long": float(state.tasks.dropped.get(TOO_LONG, 0)),
+    }
+    order = state.run.order
+    of_source: list[list[GroupMeta]] = [[] for _ in order.sources]
+    for group in groups if order.sources else ():
+        row = order.place(ordinal_of(group.task_id))[1]
+        of_source[order.source_of(row)].append(group)
+    for source, found in zip(order.sources, of_source, strict=True):
+        metrics[f"source_share_{source.name}"] = len(found) / len(groups)
+        if found:
+            totals = reward_totals(found)
+            metrics[f"source_reward_{source.name}"] = totals.total / totals.samples
+    if state.run.curriculum_min:
+        curriculum, rows = state.tasks.curriculum, state.run.dataset_rows
+        metrics["rows_always_solved"] = curriculum.always / rows
+        metrics["rows_never_solved"] = curriculum.never / rows
+        metrics["rows_passed_over"] = float(state.tasks.passed_over)
+    return metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,67 +141,53 @@ def reward_totals(groups: Collection[GroupMeta]) -> RewardTotals:
     return RewardTotals(samples, total, within + between, within)
 
 
-# ---- ages ----
+def _rewards(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
+    """Metrics of samples: the reward of a recorded row says nothing of the policy.
+    ``zero_variance_share`` counts groups whose rewards are all equal, those that were dropped for
+    it included; a group of one has no variance to speak of."""
+    totals = reward_totals(groups)
+    deviation = math.sqrt(totals.squares / max(totals.samples - 1, 1))
+    found = {"reward_mean": totals.total / totals.samples, "reward_std": deviation}
+    if state.run.group_size > 1:
+        dull = _dropped(state, DropReason.UNINFORMATIVE).groups
+        equal = dull + sum(group.reward_std == 0.0 for group in groups)
+        found["zero_variance_share"] = equal / (dull + len(groups))
+    return found
 
-AGE_BUCKETS = {0: "0", 1: "1", 2: "2", 4: "3_4", 8: "5_8", 16: "9_16", 32: "17_32"}
-"""Largest age of a bucket, in steps, and its name; one more is for what is older."""
-OLDEST_BUCKET = "33_up"
-_BUCKETS = (*AGE_BUCKETS.values(), OLDEST_BUCKET)
-RESPONSE_TOKENS = {
-    "all": "response_tokens_mean",
-    "late": "late_response_tokens_mean",
-    "masked": "masked_response_tokens_mean",
-    "dropped": "dropped_response_tokens_mean",
-    "uninformative": "uninformative_response_tokens_mean",
-}  # Metrics of length: of all that a step trains, and of each part
 
-
-def _ages(s: State, groups: Sequence[GroupMeta], step: Step) -> dict[str, float]:
+def _of_ages(
+    s: State, groups: Sequence[GroupMeta], ages: Sequence[list[tuple[int, int]]], limit: int
+) -> dict[str, float]:
     """Shares are of the step's tokens or groups; dropped ones count with those of the step. Lengths
-    are in tokens a completion, and absent if there is no such completion. Ages are in steps.
-    Recorded groups have none."""
-    if s.run.recorded:
-        return {}
-    ages = [(age, n) for group in groups for age, n in token_ages(s, group, step)]
-    trained = [(age, n) for age, n in ages if age <= token_age(s, step)]
+    are in tokens a completion, and absent if there is no such completion. Ages are in steps: those
+    of each group's tokens, and the highest of tokens that are trained."""
+    trained = [(age, n) for of_group in ages for age, n in of_group if age <= limit]
     tokens = sum(n for _, n in trained)
-    late = [g for g in groups if max(token_ages(s, g, step))[0] > s.run.max_staleness]
-    masked = [g for g in groups if trained_tokens(s, g, step) < g.tokens]
-    too_old = [s.tasks.dropped_groups.get(reason, GroupSizes()) for reason in DROPPED_FOR_AGE]
-    dropped = sum(d.groups for d in too_old)
-    dull = s.tasks.dropped_groups.get(DropReason.UNINFORMATIVE, GroupSizes())
+    by_age = [(max(of_group)[0], group) for of_group, group in zip(ages, groups, strict=True)]
+    late = sizes_of(group for oldest, group in by_age if oldest > s.run.max_staleness)
+    masked = sizes_of(group for oldest, group in by_age if oldest > limit)
+    expired, dull = _dropped(s, *DROPPED_FOR_AGE), _dropped(s, DropReason.UNINFORMATIVE)
+    parts = {"late": late, "masked": masked, "dropped": expired, "uninformative": dull}
+    counts = [0] * len(_BUCKETS)
+    for age, n in trained:
+        counts[bisect_left(_BUCKET_ENDS, age)] += n
     return {
         "staleness_mean": sum(age * n for age, n in trained) / tokens,
         "staleness_max": float(max(age for age, _ in trained)),
-        "late_share": len(late) / len(groups),
+        "late_share": late.groups / len(groups),
         "masked_share": 1.0 - tokens / sum(g.tokens for g in groups),
-        "dropped_share": dropped / (dropped + len(groups)),
+        "dropped_share": expired.groups / (expired.groups + len(groups)),
         "uninformative_share": dull.groups / (dull.groups + len(groups)),
-        **_lengths({"late": late, "masked": masked, "dropped": too_old, "uninformative": [dull]}),
-        **_histogram(trained, tokens),
+        **{
+            f"{name}_response_tokens_mean": part.tokens / part.sequences
+            for name, part in parts.items()
+            if part.groups
+        },
+        **{f"token_age_{name}": n / tokens for name, n in zip(_BUCKETS, counts, strict=True)},
     }
 
 
-def token_ages_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The step's histogram as people read it: share of trained tokens by "0", "3-4", "33+"."""
-    shown = {name: name.replace("_up", "+").replace("_", "-") for name in _BUCKETS}
-    return {
-        shown[name]: metrics[key] for name in _BUCKETS if (key := f"token_age_{name}") in metrics
-    }
-
-
-def _lengths(parts: Mapping[str, Sequence[GroupMeta | GroupSizes]]) -> dict[str, float]:
-    return {
-        RESPONSE_TOKENS[name]: sum(size.tokens for size in sizes) / sequences
-        for name, sizes in parts.items()
-        if (sequences := sum(size.sequences for size in sizes))
-    }
-
-
-def _histogram(ages: Iterable[tuple[int, int]], tokens: int) -> dict[str, float]:
-    """Share of trained tokens by age."""
-    counts = dict.fromkeys(_BUCKETS, 0)
-    for age, n in ages:
-        fitting = (name for most, name in AGE_BUCKETS.items() if age <= most)
-        counts[next(fitting, OLDEST_BUCKET)] += n
-    return {f"token_age_{name}": n / tokens for name, n in counts.items()}
+def _dropped(s: State, *reasons: DropReason) -> GroupSizes:
+    """Groups that were dropped for one of these reasons since the newest commit."""
+    sizes = s.tasks.dropped_groups
+    return sum((sizes[reason] for reason in reasons if reason in sizes), GroupSizes())

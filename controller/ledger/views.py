@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from controller.ledger.enums import Kind, Phase
 from controller.ledger.state.state import State
-from controller.ledger.state.tasks import Task, TaskState
 from paceline.ids import Step, TaskId, Version
 
 Ref = tuple[TaskId, int]  # (task id, attempt)
@@ -24,18 +23,17 @@ class TaskCounts:
 
 
 def due_checkpoint(state: State) -> Step:
+    """Step at or after which the next checkpoint is due; 0 once the last one is recorded."""
     v = state.versions
     if state.phase is Phase.SUSPENDED:
         return Step(0)
     if state.phase in (Phase.STOPPING, Phase.SUSPENDING):
         end = Step(v.step + (1 if state.steps.open else 0))
         return end if end > v.checkpoint.step else Step(0)
-    regular = v.due_checkpoint(state.run.checkpoint_every, state.run.steps)
-    # A request stays until a checkpoint fulfils it, also if the replica that was writing it has
-    # died.
-    if v.requested > v.checkpoint.step:
-        return min(v.requested, regular)
-    return regular
+    newest, every, steps = v.checkpoint.step, state.run.checkpoint_every, state.run.steps
+    regular = Step(0 if newest >= steps else min((newest // every + 1) * every, steps))
+    # A request stays until it is fulfilled, also if the replica that was writing has died.
+    return min(v.requested, regular) if v.requested > newest else regular
 
 
 def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bool:
@@ -47,7 +45,7 @@ def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bo
 def counts(state: State) -> TaskCounts:
     t = state.tasks
     return TaskCounts(
-        dispatched=t.cursor - t.passed_over,
+        dispatched=t.dispatched,
         pending=len(t.pending),
         leased=t.leased,
         ready=len(t.ready),
@@ -67,20 +65,6 @@ def phase(state: State) -> str:
     return "running" if state.fleet.whole_mesh else "waiting"
 
 
-def payload_ref(state: State, task_id: TaskId) -> Ref | None:
-    """Key of the stored payload of an accepted group; None if there is none."""
-    task = state.tasks.records.get(task_id)
-    if task is None or task.kind is not Kind.TRAIN or task.group is None:
-        return None
-    return task_id, task.attempt
-
-
-def unfinished(state: State) -> list[TaskId]:
-    """Tasks that wait for a lease or are leased."""
-    waiting = (TaskState.PENDING, TaskState.LEASED)
-    return [task.task_id for task in state.tasks.records.values() if task.state in waiting]
-
-
 def oldest_fresh(state: State, task_id: TaskId) -> tuple[Version, Version]:
     """Oldest versions of the first and of the last token with which a completion of this task would
     be trained if it ended now. In a run that trains late groups the last token decides: older ones
@@ -97,18 +81,13 @@ def oldest_fresh(state: State, task_id: TaskId) -> tuple[Version, Version]:
 def live_payloads(state: State) -> set[Ref]:
     """Payloads that a step, or its repetition after a rollback, may still need. A new leader
     deletes the others: an earlier one may have died between journal and deletion."""
-    return {ref for task_id in state.tasks.records if (ref := payload_ref(state, task_id))}
+    return {task.ref for task in state.tasks.records.values() if task.group is not None}
 
 
 def may_need(state: State, ref: Ref) -> bool:
     """True if a step may still need this payload, or its group may still be accepted."""
     task = state.tasks.records.get(ref[0])
-    return task is not None and task.attempt == ref[1] and (task.leased or task.group is not None)
-
-
-def running_attempts(state: State) -> set[Ref]:
-    """All attempts whose group may still be accepted."""
-    return {(t.task_id, t.attempt) for t in state.tasks.records.values() if t.leased}
+    return task is not None and task.ref == ref and (task.leased or task.group is not None)
 
 
 def step_of_task(state: State) -> dict[TaskId, Step]:
@@ -119,10 +98,3 @@ def step_of_task(state: State) -> dict[TaskId, Step]:
     if book.open is not None:
         found.update(dict.fromkeys(book.open.groups, book.open.step))
     return found
-
-
-def staleness_of(state: State, task: Task, step: int) -> int:
-    """Staleness of the group's oldest token at ``step``; 0: at the next step to open."""
-    if task.group is None:
-        return 0
-    return state.versions.staleness(task.group.min_version, Step(step or state.next_step))

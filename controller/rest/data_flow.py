@@ -11,8 +11,6 @@ from controller.diagnosis.collect import headline
 from controller.ledger import views
 from controller.ledger.enums import Role
 from controller.ledger.state.state import State
-from controller.ledger.step_metrics import RESPONSE_TOKENS, token_ages_of
-from controller.ledger.views import staleness_of
 from controller.replicated_controller import Controller
 from paceline.masking import Redactor
 from paceline.observe.curves import seconds_left
@@ -59,11 +57,11 @@ def _step_s(controller: Controller) -> list[float]:
 def flow(controller: Controller, redactor: Redactor) -> dict[str, Any]:
     state = controller.state
     metrics = state.steps.metrics
-    steps = dict.fromkeys(state.tasks.ready, 0)
+    steps = dict.fromkeys(state.tasks.ready, state.next_step)
     if state.steps.open is not None:
         steps.update(dict.fromkeys(state.steps.open.groups, state.steps.open.step))
-    records = state.tasks.records
-    staleness = Counter(staleness_of(state, records[t], step) for t, step in steps.items())
+    age_of = state.versions.staleness
+    staleness = Counter(age_of(state.meta(t).min_version, step) for t, step in steps.items())
     config, spec = controller.settings.config, state.run_spec
     # The ledger's rules are those in force; before the run begins there are only the settings.
     rules = spec if spec is not None else config.train
@@ -97,11 +95,18 @@ def workers_by_pool(state: State) -> dict[str, int]:
 
 def ages_of_step(metrics: Mapping[str, float]) -> dict[str, Any]:
     """Ages of what a step trained, and what it left out for its age, as docs/metrics.md has it."""
-    shares = ("late_share", "masked_share", "dropped_share", "uninformative_share")
-    lengths = {name: metrics[key] for name, key in RESPONSE_TOKENS.items() if key in metrics}
+    parts = ("late", "masked", "dropped", "uninformative")
+    lengths = {part: f"{part}_response_tokens_mean" for part in parts}
+    lengths = {"all": "response_tokens_mean", **lengths}
     return {
-        **{share: metrics[share] for share in shares},
-        "response_tokens": lengths,
+        **{f"{part}_share": metrics[f"{part}_share"] for part in parts},
+        "response_tokens": {n: metrics[key] for n, key in lengths.items() if key in metrics},
         "token_ages": token_ages_of(metrics),
         "ess": metrics.get("ess"),
     }
+
+
+def token_ages_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Share of the trained tokens by age in steps as people read it: "0", "3-4", "33+"."""
+    ages = {n.removeprefix("token_age_"): v for n, v in metrics.items() if n[:10] == "token_age_"}
+    return {age.replace("_up", "+").replace("_", "-"): share for age, share in ages.items()}

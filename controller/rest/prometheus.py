@@ -13,9 +13,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from controller.ledger.step_metrics import token_ages_of
 from controller.replicated_controller import Controller
-from controller.rest.data_flow import last_commit_t
+from controller.rest.data_flow import last_commit_t, token_ages_of
 from controller.status import status_head, status_of
 from paceline.v1 import admin_pb2, common_pb2
 

@@ -12,7 +12,7 @@ from controller.ledger.decisions.held_out import due_for, spared
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.events import Topic
 from controller.ledger.state.state import State
-from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
+from controller.ledger.state.token_ages import trained_sequences, trained_tokens
 from controller.ledger.state.versions import REMEMBERED_CHECKPOINTS
 from controller.ledger.step_metrics import reward_totals
 from controller.services.validation import FAULT_OF, Caller, check_stats, from_worker
@@ -99,7 +99,7 @@ def plan_of(
         version_epochs=[
             message_of(policy_pb2.VersionEpoch, epoch) for epoch in reversed(state.versions.epochs)
         ],
-        oldest_step=oldest_step(state, step.step),
+        oldest_step=max(0, step.step - 1 - step.settings.token_age),
         lr=step.settings.lr,
         checkpoint=step.step % state.run.checkpoint_every == 0,
         term=step.term,

@@ -7,7 +7,7 @@ from controller.fleet.sessions import ServerSession
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import CommandRefused
-from controller.ledger.enums import TRAITS
+from controller.ledger.enums import Role
 from controller.ledger.specs import WorkerSpec
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
@@ -171,7 +171,7 @@ async def report_peer_error(
 
 def check_scorer(request: worker_pb2.RegisterRequest, config: Config) -> None:
     """Raises Invalid unless exactly a scorer names its scorer and its address."""
-    if not TRAITS[ROLE_OF[request.role]].serves:
+    if ROLE_OF[request.role] is not Role.SCORER:
         if request.scorer or request.address:
             raise Invalid("scorer and address are those of a scorer")
         return

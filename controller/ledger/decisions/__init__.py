@@ -9,5 +9,4 @@ from controller.ledger.decisions.membership import *
 from controller.ledger.decisions.mesh import *
 from controller.ledger.decisions.rejections import *
 from controller.ledger.decisions.run import *
-from controller.ledger.decisions.settings import *
 from controller.ledger.decisions.steps import *

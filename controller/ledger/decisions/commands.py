@@ -1,9 +1,8 @@
 """Commands to the ledger: a decision with its arguments, to be executed at a time.
 
-Each decision is a function of the ledger, the time and its arguments that refuses, or emits events
-and returns the reply. A decorator turns it into the function that makes the command: ``command``
-any one, ``of_worker`` one of a worker's process, ``by_request`` one of a person or an autoscaler.
-Commands carry no clock and no I/O: the shell hands in what it saw.
+A decision is a function of the ledger, the time and its arguments that refuses, or emits events and
+returns the reply. A decorator makes it a function that returns the command: ``command`` any one,
+``of_worker`` one of a worker's process, ``by_request`` one of a person or an autoscaler.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,8 +30,8 @@ class CommandRefused(Exception):
 
 
 class Decider(Protocol):
-    """Interface of the decisions to the ledger. A decision reads ``state``, refuses before it emits
-    anything, and changes nothing itself."""
+    """The ledger for decisions. They read ``state``, refuse before they emit anything, and change
+    nothing themselves."""
 
     state: State
 
@@ -48,8 +47,6 @@ class Decider(Protocol):
 
 @dataclass(slots=True)  # Frozen, it would take longer to make
 class Command(Generic[R_co]):
-    """Anything that can be asked of the ledger."""
-
     decide: Callable[..., R_co]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -83,15 +80,9 @@ def of_worker(
     process but the current one."""
 
     def checked(
-        d: Decider,
-        now: float,
-        worker_id: str,
-        incarnation: int,
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        d: Decider, now: float, worker: str, incarnation: int, /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        return decide(d, now, caller(d.state, worker_id, incarnation), *args, **kwargs)
+        return decide(d, now, caller(d.state, worker, incarnation), *args, **kwargs)
 
     checked.__name__ = decide.__name__
     return command(checked)

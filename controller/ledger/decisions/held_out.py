@@ -17,8 +17,6 @@ from controller.ledger.state.versions import Checkpoint
 from paceline.evaluation import SetScores
 from paceline.ids import Step, Version
 
-EARLY_STOP = "early-stopping"  # Request id of the stop
-
 
 def settle_evals(d: Decider) -> None:
     """Schedules the rounds that are due; closes those that are complete."""
@@ -106,17 +104,14 @@ def _record(d: Decider, evaluation: ev.EvalRecorded) -> None:
     """Ends the round; stops the run early if none of the newest rounds was the best."""
     d.emit(evaluation)
     s, evals, patience = d.state, d.state.evals, d.state.run.early_stop_evals
-    ranked = patience and evaluation.ranking is not None
-    if ranked and evals.since_best >= patience and s.phase is Phase.OPEN:
-        best = evals.scores[evals.best]
-        moved, shown = f"{s.run.best_metric or 'the held-out reward'} has not risen", f"{best:.3f}"
+    ranked = evaluation.ranking is not None
+    if ranked and 0 < patience <= evals.since_best and s.phase is Phase.OPEN:
+        best, score = evals.best, evals.scores[evals.best]
+        moved, shown = f"{s.run.best_metric or 'the held-out reward'} has not risen", f"{score:.3f}"
         if s.run.recorded:
-            moved, shown = "the held-out loss has not fallen", f"{-best:.4f}"
-        why = (
-            f"early stopping: {moved} for {evals.since_best} evaluations; "
-            f"the best was {shown} after step {evals.best}"
-        )
-        d.emit(ev.StopRequested(EARLY_STOP, why))
+            moved, shown = "the held-out loss has not fallen", f"{-score:.4f}"
+        why = f"early stopping: {moved} for {evals.since_best} evaluations; "
+        d.emit(ev.StopRequested("early-stopping", f"{why}the best was {shown} after step {best}"))
 
 
 def _settle_best(d: Decider) -> None:
@@ -127,9 +122,8 @@ def _settle_best(d: Decider) -> None:
         return
     best = max(scored, key=lambda c: (s.evals.scores[c.step], -c.step))
     if best.step != s.versions.best:
-        score, metric = s.evals.scores[best.step], s.run.best_metric
-        chosen = (best.step, best.path, score)
-        d.emit(ev.BestCheckpointChosen(*chosen, is_loss=s.run.recorded, metric=metric))
+        chosen = best.step, best.path, s.evals.scores[best.step]
+        d.emit(ev.BestCheckpointChosen(*chosen, s.run.recorded, s.run.best_metric))
 
 
 def spared(s: State) -> list[Checkpoint]:

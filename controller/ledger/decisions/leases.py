@@ -95,9 +95,8 @@ def _not_eligible(state: State, worker: Worker) -> EmptyReason | None:
         return EmptyReason.PAUSED
     if worker.spare:
         return EmptyReason.SPARE
-    suspects = state.tasks.suspects
-    holds_one = bool(suspects) and not suspects.keys().isdisjoint(worker.held)
-    return EmptyReason.ISOLATED if holds_one else None
+    holds_suspect = not worker.held.keys().isdisjoint(state.tasks.suspects)
+    return EmptyReason.ISOLATED if holds_suspect else None
 
 
 def _pick(state: State, worker: Worker, loaded: Version, most: int) -> list[Task] | EmptyReason:
@@ -123,11 +122,10 @@ def admissible(state: State, loaded_version: Version) -> int:
         return 0
     run = state.run
     served = state.versions.step_of(loaded_version)
-    fresh_for = served + run.max_staleness + 1
     limit = dispatch_limit(served, run.max_staleness, run.groups_per_step)
     rest = min(limit, run.steps * run.groups_per_step) - state.tasks.position
     # Later steps may have groups reserved for them. They train after one that misses a group.
-    missing = state.steps.missing(Step(fresh_for), run.groups_per_step)
+    missing = state.steps.missing(Step(served + run.max_staleness + 1), run.groups_per_step)
     return max(rest, missing - len(state.tasks.ready) - state.tasks.leased)
 
 
@@ -151,8 +149,7 @@ def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
 
 
 def _pending_train(state: State) -> Iterator[Task]:
-    for ordinal in state.tasks.pending:
-        yield state.tasks.records[TaskId(f"t{ordinal}")]
+    return (state.tasks.records[TaskId(f"t{ordinal}")] for ordinal in state.tasks.pending)
 
 
 def _train_tasks(state: State, count: int) -> list[Task]:
@@ -215,14 +212,15 @@ def accept(d: Decider, now: float, worker: Worker, group: GroupMeta) -> Verdict:
         rewards = group.rewards or (group.reward_mean,) * group.sequences
         lengths = group.lengths or (0,)
         row = row_score(rewards, group.answers, lengths, group.truncated, solved_at)
-        d.emit(ev.EvalTaskDone(task.task_id, task.attempt, worker.worker_id, version, row))
+        d.emit(ev.EvalTaskDone(*task.ref, worker.worker_id, version, row))
         d.settle_evals(now)
         return Verdict(VerdictCode.ACCEPTED)
     if found := too_old(state, group, state.next_step):
-        drop(d, task, *found, group, VerdictCode.TOO_STALE)
+        d.emit(ev.TaskDropped(*task.ref, *found, VerdictCode.TOO_STALE, group))
         return Verdict(VerdictCode.TOO_STALE, found[1])
     if state.run.filter_uninformative and group.reward_std == 0.0:
-        drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal", group)
+        why = DropReason.UNINFORMATIVE, "all rewards are equal"
+        d.emit(ev.TaskDropped(*task.ref, *why, group=group))
         return Verdict(VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped")
     d.emit(ev.GroupAccepted(worker.worker_id, group))
     settle_step(d, now)
@@ -263,7 +261,7 @@ def give_back(
     if not task.leased_as(attempt, worker.worker_id):
         return _not_running(task, attempt)
     if kind is ReturnKind.DROP:
-        drop(d, task, reason, detail)
+        d.emit(ev.TaskDropped(*task.ref, reason, detail))
     elif kind is ReturnKind.FAILED:
         release(d, task, worker, reason, counts=True, detail=detail)
     else:
@@ -294,22 +292,10 @@ def release(
     """Ends the lease without a group: the task is queued first, or quarantined."""
     if counts and len(task.failures) + 1 >= d.state.run.max_attempts:
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
-        drop(d, task, DropReason.QUARANTINED, "; ".join(tries))
-        return
-    who = (task.task_id, task.attempt, worker.worker_id)
-    d.emit(ev.TaskReleased(*who, reason, counts, detail, suspected))
-
-
-def drop(
-    d: Decider,
-    task: Task,
-    reason: str,
-    detail: str = "",
-    group: GroupMeta | None = None,
-    verdict: VerdictCode = VerdictCode.DUPLICATE,
-) -> None:
-    """Finishes the task without training it, nor the ``group`` that was generated for it."""
-    d.emit(ev.TaskDropped(task.task_id, task.attempt, reason, detail, verdict, group))
+        d.emit(ev.TaskDropped(*task.ref, DropReason.QUARANTINED, "; ".join(tries)))
+    else:
+        who = worker.worker_id, reason
+        d.emit(ev.TaskReleased(*task.ref, *who, counts, detail, suspected))
 
 
 def _not_running(task: Task, attempt: int) -> Verdict:

@@ -6,10 +6,9 @@ buckets. With ``relay_fanout`` the links are trees below the sources:
 
 - A receiver whose link from a relay breaks gets the next one from a source. Between two versions
   those that are too many for it move below relays again.
-- A source that feeds nobody takes over a part of the trees.
-- A source that feeds nobody has no copy of the weights to send. A replica of several ranks makes
-  one between two steps only, so during a step it is given no receiver that waits for the newest
-  version.
+- A source that feeds nobody takes over a part of the trees. It has no copy of the weights to send,
+  and one of several ranks makes it between two steps only: during a step it is given no receiver
+  that waits for the newest version.
 - If a source loses its state, or a version is taken back, new trees are planted: a relay hands
   nothing on over its links that came over links of an earlier one, unless it is known to be
   committed.
@@ -53,7 +52,6 @@ def _supply(d: Decider, sources: Sequence[Worker]) -> None:
     if s.run.relay_fanout and len(left) < len(failing):
         _plant(d, sources)
         return
-    # A link ends with each of its ends.
     if not failing and len(fleet.links) >= fleet.count(Role.ROLLOUT):
         return
     without = {None, *(w.worker_id for w in failing)}
@@ -135,15 +133,14 @@ def break_link(d: Decider, now: float, worker: Worker, generation: int) -> None:
     if link is None or worker.worker_id not in (link.publisher, link.receiver):
         return
     sources = fleet.sources(s.versions.version)
-    receiver = fleet.current(link.receiver, link.receiver_incarnation)
-    if not sources or receiver is None:
+    if not sources:
         return
     # The network between these two may be at fault.
     ready = _ready(s, sources)
     others = [w for w in ready if w.worker_id != link.publisher] or ready
-    sender = fleet.current(link.publisher, link.publisher_incarnation)
-    relayed = sender is not None and sender.role is Role.ROLLOUT
-    blamed = link.publisher if relayed and worker.worker_id == link.receiver else ""
+    sender, receiver = fleet.workers[link.publisher], fleet.workers[link.receiver]
+    relayed = sender.role is Role.ROLLOUT and worker is receiver
+    blamed = link.publisher if relayed else ""
     _assign(d, RelayTree(fleet, others, 0).least_root(), receiver, blames=blamed)
 
 
@@ -178,15 +175,5 @@ def _assign(
     if tree is None:
         # The first link of a run plants the first tree.
         tree = (s.fleet.tree or generation) if s.run.relay_fanout else 0
-    d.emit(
-        ev.LinkAssigned(
-            generation=generation,
-            publisher=publisher.worker_id,
-            publisher_incarnation=publisher.incarnation,
-            receiver=receiver.worker_id,
-            receiver_incarnation=receiver.incarnation,
-            reload=receiver.withdrawn_version >= s.versions.version,
-            tree=tree,
-            blames=blames,
-        )
-    )
+    reload = receiver.withdrawn_version >= s.versions.version
+    d.emit(ev.LinkAssigned(generation, *publisher.who, *receiver.who, reload, tree, blames))

@@ -1,6 +1,12 @@
 """Decisions about the members of the fleet: registration, reports, drains, deaths and their causes.
 The tasks of a worker that leaves go to other workers. If it was a member of the mesh, the mesh is
-formed again at once."""
+formed again at once.
+
+The fleet has ``rollout_spares`` more rollout workers than the desired count: loaded and up to date,
+without leases until a worker is missing. A worker comes as a spare. While fewer work than desired,
+a spare is put to work, first one that serves weights already. While more work than desired, the one
+with the highest name stands by once it has finished its tasks.
+"""
 
 from controller.ledger import events as ev
 from controller.ledger.decisions.commands import (
@@ -14,10 +20,8 @@ from controller.ledger.decisions.leases import release
 from controller.ledger.decisions.links import send_again
 from controller.ledger.decisions.mesh import lose_member
 from controller.ledger.decisions.rejections import blame, drop_from_step
-from controller.ledger.decisions.standby_workers import desired_spares
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
-    TRAITS,
     GroupFault,
     Lifecycle,
     Phase,
@@ -27,19 +31,18 @@ from controller.ledger.enums import (
 from controller.ledger.limits import bounds_of, setting_of
 from controller.ledger.specs import WorkerSpec, values
 from controller.ledger.state.fleet import Worker
+from controller.ledger.state.state import State
 from paceline.errors import RefusalCode
 from paceline.ids import Version
 from paceline.observe.vocabulary import NO_FAULT, DeathCause, FaultCause, MeshEnd
 
 STALL_S = 1.0  # A process that did not run for that long, and for half of its silence, was stopped
 SEEN_S = 2.0  # A launcher looks at its processes more often
-_UNSETTLED = frozenset(
-    {
-        FaultCause.UNATTRIBUTED,
-        FaultCause.HEARTBEAT_SILENCE,
-        FaultCause.COLLECTIVE_ERROR,
-        FaultCause.HOST_LOST,
-    }
+_UNSETTLED = (
+    FaultCause.UNATTRIBUTED,
+    FaultCause.HEARTBEAT_SILENCE,
+    FaultCause.COLLECTIVE_ERROR,
+    FaultCause.HOST_LOST,
 )  # Causes that better evidence may replace
 
 
@@ -57,45 +60,37 @@ def register(d: Decider, now: float, c: WorkerSpec, stalled_s: float = 0.0) -> N
         return
     if c.incarnation in fleet.retired.get(c.worker_id, ()):
         raise CommandRefused(RefusalCode.FENCED, f"{c.worker_id} is another process now")
-    believed = c.state_version
-    if believed > d.state.versions.version:
-        believed = Version(-1)
     _check_ranks(d, c)
+    diverged = Version(-1) if known is None else known.diverged_version
+    believed = diverged < c.state_version <= d.state.versions.version
+    holds = c.state_version if believed else Version(-1)
     if known is not None:
-        if believed <= known.diverged_version:
-            believed = Version(-1)
         if known.alive:
             how, cause = DeathCause.REPLACED, FaultCause.REPLACED
             replaced = ev.WorkerDied(c.worker_id, known.incarnation, how, "", cause, known.host)
-            _depart(d, known, replaced, now)
+            _depart(d, known, replaced)
         else:
             _explain_by_return(d, known, c, stalled_s)
-    d.emit(
-        ev.WorkerRegistered(
-            **{**values(WorkerSpec, c), "state_version": believed},
-            spare=TRAITS[c.role].spares and desired_spares(d.state) > 0,
-        )
-    )
+    spare = c.role is Role.ROLLOUT and desired_spares(d.state) > 0
+    d.emit(ev.WorkerRegistered(**{**values(WorkerSpec, c), "state_version": holds}, spare=spare))
     # Names the files that it does not share with the first one that differs from it.
-    worker = fleet.workers[c.worker_id]
-    for other in fleet.living_in(worker.pool):
+    for other in fleet.living_in(fleet.workers[c.worker_id].pool):
         differing = [
             f"{setting} ({digest} here, {other.origins[setting]} there)"
-            for setting, digest in sorted(worker.origins.items())
+            for setting, digest in sorted(c.origins.items())
             if other.origins.get(setting, digest) != digest
         ]
         if differing:
-            d.emit(ev.OriginsDiffer(worker.worker_id, other.worker_id, tuple(differing)))
+            d.emit(ev.OriginsDiffer(c.worker_id, other.worker_id, tuple(differing)))
             break
     d.settle_fleet(now)
 
 
 def _check_ranks(d: Decider, c: WorkerSpec) -> None:
     """Rank i of every replica forms a mesh of its own: replicas must have equally many."""
-    if not TRAITS[c.role].mesh:
-        return
-    for other in d.state.fleet.living(Role.POLICY):
-        if other.worker_id != c.worker_id and other.ranks != c.ranks:
+    for other in d.state.fleet.living(c.role):
+        unlike = other.worker_id != c.worker_id and other.ranks != c.ranks
+        if unlike and c.role is Role.POLICY:
             raise CommandRefused(
                 RefusalCode.INVALID,
                 f"{c.worker_id} has {c.ranks} ranks, {other.worker_id} of this run has "
@@ -114,25 +109,24 @@ def _declare_dead(
     silent_s: float = 0.0,
 ) -> None:
     """Evidence says that this incarnation is gone; ``silent_s``: since it was last heard of."""
-    worker = d.state.fleet.current(worker_id, incarnation)
-    if worker is None:
-        dead = d.state.fleet.workers.get(worker_id)
-        if dead is not None and dead.incarnation == incarnation and how is DeathCause.EXIT:
-            _explain(d, dead, cause, detail)
+    worker = d.state.fleet.workers.get(worker_id)
+    if worker is None or worker.incarnation != incarnation:
+        return
+    if not worker.alive:
+        if how is DeathCause.EXIT:
+            _explain(d, worker, cause, detail)
         return
     if worker.leaving:
         cause = FaultCause.ASKED_TO_LEAVE
     elif worker.stopped_t and now - worker.stopped_t <= silent_s + SEEN_S:
         # Its launcher saw it stopped; what it died of is known better if it saw the end, too.
         cause = cause if how is DeathCause.EXIT else FaultCause.STOPPED
-    event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(
-        worker_id, incarnation, how, detail, cause, worker.host, silent_s, now
-    )
+    seen = how, detail, cause, worker.host, silent_s, now
+    event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(worker_id, incarnation, *seen)
     if d.state.phase is Phase.SUSPENDED:
         # The whole fleet ends now: however this worker did, it is no fault.
-        gone = (Lifecycle.STOPPED, Version(-1), Version(-1))
-        event = ev.WorkerChanged(worker_id, incarnation, *gone)
-    _depart(d, worker, event, now)
+        event = ev.WorkerChanged(*worker.who, Lifecycle.STOPPED, Version(-1), Version(-1))
+    _depart(d, worker, event)
     d.settle_fleet(now)
 
 
@@ -171,10 +165,9 @@ def observe(
     """The ledger's share of a worker's report: changes that matter become events. Failures are
     those of this incarnation so far."""
     who, newest = worker.who, d.state.versions.version
-    disowned = False
-    if max(state_version, loaded_version) > max(newest, worker.diverged_version):
-        _disown(d, worker, max(state_version, loaded_version))
-        disowned = True
+    highest = max(state_version, loaded_version)
+    if disowned := highest > max(newest, worker.diverged_version):
+        _disown(d, worker, highest)
     if parity_failures > worker.parity_failures:
         d.emit(ev.ParityFailed(*who, parity_failures, parity_detail))
     if load_failures > worker.load_failures:
@@ -191,23 +184,18 @@ def observe(
     newer = reported in LIFECYCLE_TRANSITIONS[worker.lifecycle] and reported is not Lifecycle.DEAD
     lifecycle = reported if newer else worker.lifecycle
     same = (lifecycle, holds) == (worker.lifecycle, worker.state_version)
-    if same and loaded == worker.loaded_version:
-        if disowned:
-            # It may have sent what it has lost now.
-            d.settle_fleet(now)
-        return
+    loads = loaded != worker.loaded_version
     event = ev.WorkerChanged(*who, lifecycle, holds, loaded)
-    if same and not disowned:
-        # It serves newer weights, as all of them report after each commit: that concerns no other
-        # worker.
-        d.emit(event)
-        d.settle_evals(now)
-        return
     if lifecycle is Lifecycle.STOPPED:
-        _depart(d, worker, event, now)
-    else:
+        _depart(d, worker, event)
+    elif loads or not same:
         d.emit(event)
-    d.settle_fleet(now)
+    # It may have sent what is disowned now.
+    if disowned or not same:
+        d.settle_fleet(now)
+    elif loads:
+        # As all of them do after each commit: that concerns no other worker.
+        d.settle_evals(now)
 
 
 def _disown(d: Decider, worker: Worker, version: Version) -> None:
@@ -219,7 +207,7 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
     if s.fleet.in_mesh(worker):
         detail = f"{worker.worker_id} holds version {version}, the newest is {s.versions.version}"
         lose_member(d, MeshEnd.LOST_COMMIT, detail)
-    if TRAITS[worker.role].receives:
+    if worker.role is Role.ROLLOUT:
         # A new link begins with what its receiver should have.
         send_again(d, [worker.worker_id], lost_commit=True)
 
@@ -268,21 +256,19 @@ def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
     return {pool: desired - 1}
 
 
-def _depart(
-    d: Decider, worker: Worker, event: ev.WorkerDied | ev.WorkerChanged, now: float
-) -> None:
+def _depart(d: Decider, worker: Worker, event: ev.WorkerDied | ev.WorkerChanged) -> None:
     """The worker leaves the fleet, dead or by itself; the tasks it holds go to other workers."""
     s = d.state
-    died = isinstance(event, ev.WorkerDied)
+    died, reason, how = False, ReleaseReason.OWNER_STOPPED, ""
+    if isinstance(event, ev.WorkerDied):
+        died, reason, how = True, ReleaseReason.OWNER_DIED, event.how
     # A worker that was asked to leave may be killed for being slow at it: no task's fault.
     suspected = died and not worker.leaving
     # Of several tasks any one may be the cause: only a task that was held by itself is charged.
     counts = suspected and len(worker.held) == 1
     for task_id in list(worker.held):
         task = s.tasks.records[task_id]
-        detail = event.how if isinstance(event, ev.WorkerDied) else ""
-        reason = ReleaseReason.OWNER_DIED if died else ReleaseReason.OWNER_STOPPED
-        release(d, task, worker, reason, counts=counts, detail=detail, suspected=suspected)
+        release(d, task, worker, reason, counts=counts, detail=how, suspected=suspected)
     condemned = blame(d, worker) if died else []
     d.emit(event)
     if condemned:
@@ -324,12 +310,40 @@ def _explain(d: Decider, worker: Worker, cause: FaultCause, detail: str) -> None
 def _explain_by_return(d: Decider, dead: Worker, c: WorkerSpec, stalled_s: float) -> None:
     """A worker is back: its very process, which then was only out of reach, or another one."""
     if (c.pid, c.host) == (dead.pid, dead.host):
+        cause = FaultCause.NETWORK_PARTITION
+        words = "its process ran all the time and could not reach the controllers"
         if stalled_s >= max(STALL_S, dead.silent_s / 2):
-            words = f"its process did not run for {stalled_s:.1f} s"
-            _explain(d, dead, FaultCause.STOPPED, words)
-        else:
-            words = "its process ran all the time and could not reach the controllers"
-            _explain(d, dead, FaultCause.NETWORK_PARTITION, words)
+            cause, words = FaultCause.STOPPED, f"its process did not run for {stalled_s:.1f} s"
+        _explain(d, dead, cause, words)
     elif c.cgroup and c.cgroup == dead.cgroup and 0 <= dead.memory_kills < c.memory_kills:
         words = f"the kernel has killed in cgroup {c.cgroup} since it had registered"
         _explain(d, dead, FaultCause.OUT_OF_MEMORY, words)
+
+
+def desired_spares(state: State) -> int:
+    return state.bounds.get("rollout_spares", 0)
+
+
+def missing_at_work(state: State) -> int:
+    """Rollout workers that should be put to work; negative: that should stand by."""
+    working, spares = len(state.fleet.at_work()), len(_spares(state))
+    desired = state.desired.get("rollout", 0) if desired_spares(state) else working + spares
+    return min(desired - working, spares)
+
+
+def settle_spares(d: Decider) -> None:
+    if d.state.ended:
+        return
+    missing = missing_at_work(d.state)
+    if missing > 0:
+        by_name = sorted(_spares(d.state), key=lambda w: w.worker_id)
+        changed = sorted(by_name, key=lambda w: not w.joinable or w.loaded_version < 0)[:missing]
+    else:
+        last_first = sorted(d.state.fleet.at_work(), key=lambda w: w.worker_id, reverse=True)
+        changed = last_first[:-missing] if missing else []
+    for worker in changed:
+        d.emit(ev.SpareSet(*worker.who, not worker.spare))
+
+
+def _spares(state: State) -> list[Worker]:
+    return [w for w in state.fleet.living(Role.ROLLOUT) if w.spare and not w.leaving]

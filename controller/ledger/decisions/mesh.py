@@ -147,7 +147,6 @@ def _form(d: Decider, workers: list[Worker]) -> None:
         return
     newest = s.versions.version
     restore = all(w.state_version != newest for w in workers)
-    checkpoint = s.versions.checkpoint
     if restore:
         roll_back(d)
     version = s.versions.version
@@ -156,34 +155,17 @@ def _form(d: Decider, workers: list[Worker]) -> None:
         for w in workers
     )
     source = next((r for r, w in enumerate(workers) if w.state_version == version), -1)
-    d.emit(
-        ev.MeshFormed(
-            epoch=MeshEpoch(s.fleet.mesh_epoch + 1),
-            members=members,
-            state_version=version,
-            step=s.versions.step,
-            source_rank=source,
-            restore=restore,
-            checkpoint_path=checkpoint.path if restore else "",
-        )
-    )
+    epoch, path = MeshEpoch(s.fleet.mesh_epoch + 1), s.versions.checkpoint.path if restore else ""
+    d.emit(ev.MeshFormed(epoch, members, version, s.versions.step, source, restore, path))
 
 
 def roll_back(d: Decider) -> None:
     """Goes back to the newest checkpoint, unless that is done already."""
-    s = d.state
-    newest = s.versions.version
+    s, checkpoint, newest = d.state, d.state.versions.checkpoint, d.state.versions.version
     lost = max((w.diverged_version for w in s.fleet.workers.values()), default=Version(-1))
     if newest == s.versions.restore_version and lost < newest:
         return
-    d.emit(
-        ev.RolledBack(
-            step=s.versions.checkpoint.step,
-            # A worker may still hold a lost commit, or wrong weights of the checkpoint's version:
-            # its version must not be given to another state.
-            version=Version(max(newest, lost) + 1),
-            from_step=s.versions.step,
-            from_version=newest,
-            checkpoint_path=s.versions.checkpoint.path,
-        )
-    )
+    # A worker may still hold a lost commit, or wrong weights of the checkpoint's version: its
+    # version must not be given to another state.
+    unused = Version(max(newest, lost) + 1)
+    d.emit(ev.RolledBack(checkpoint.step, unused, s.versions.step, newest, checkpoint.path))

@@ -110,10 +110,9 @@ def drop_from_step(d: Decider, groups: Sequence[Task], fault: GroupFault, detail
     for task in groups:
         if fault in PAYLOAD_FAULTS and len(task.failures) + 1 < d.state.run.max_attempts:
             lengths = task.group.whole_lengths if task.group else ()
-            attempt = (task.task_id, task.attempt, fault, detail[:512], task.owner)
-            d.emit(ev.GroupLost(*attempt, lengths))
+            d.emit(ev.GroupLost(*task.ref, fault, detail[:512], task.owner, lengths))
         else:
-            d.emit(ev.TaskDropped(task.task_id, task.attempt, fault, detail, group=task.group))
+            d.emit(ev.TaskDropped(*task.ref, fault, detail, group=task.group))
 
 
 def _names(groups: Sequence[Task]) -> str:

@@ -18,7 +18,6 @@ from controller.ledger.state.fleet import Mesh, Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.steps import OpenStep, assign_shards
 from controller.ledger.state.token_ages import too_old
-from controller.ledger.state.versions import Checkpoint
 from controller.ledger.step_metrics import step_metrics
 from paceline.errors import RefusalCode
 from paceline.ids import MeshEpoch, Step, TaskId, Version
@@ -112,10 +111,7 @@ def vote(
         mend_mesh(d)  # no member is suspect: the believed ones send their state to the others
         d.settle_fleet(now)
         return VoteResult(VoteOutcome.RETRY)
-    for record in list(s.versions.checkpoints):
-        # Of a replica that died before it could be outvoted.
-        if record.version == step.version and record.digest not in ("", digest):
-            _void(d, record)
+    _void(d, step.version, digest)  # of a replica that died before it could be outvoted
     metrics = step_metrics(s, step, now)
     d.emit(ev.StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
     d.settle_fleet(now)
@@ -127,32 +123,25 @@ def attempt_at(s: State, worker: Worker, step: Step, mesh_epoch: MeshEpoch) -> O
     found, mesh = s.steps.open, s.fleet.whole_mesh
     if found is None or mesh is None or mesh.rank(*worker.who) < 0:
         return None
-    return (
-        found
-        if (step, mesh_epoch, mesh_epoch) == (found.step, found.mesh_epoch, mesh.epoch)
-        else None
-    )
+    same = (step, mesh_epoch, mesh_epoch) == (found.step, found.mesh_epoch, mesh.epoch)
+    return found if same else None
 
 
 def diverged(mesh: Mesh, step: OpenStep) -> tuple[str, ...]:
     """Members outvoted about what the weights are; in a tie the lowest rank is believed."""
-    digests = [step.votes[m.worker_id].digest for m in mesh.members]
+    digests = [step.votes[name].digest for name in mesh.names]
     counts = Counter(digests)
     if len(counts) == 1:
         return ()
     most = max(counts.values())
     believed = next(x for x in digests if counts[x] == most)
-    return tuple(
-        m.worker_id for m, digest in zip(mesh.members, digests, strict=True) if digest != believed
-    )
+    return tuple(w for w, digest in zip(mesh.names, digests, strict=True) if digest != believed)
 
 
 def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None:
     """Void what outvoted replicas wrote and published of ``version``."""
     s = d.state
-    for record in list(s.versions.checkpoints):
-        if record.version == version and not s.versions.is_agreed(record):
-            _void(d, record)
+    _void(d, version, s.versions.digests[version])
     for worker_id in wrong:
         # In the order in which they got their links, as all events name them.
         below = {w.worker_id for w in s.fleet.all_below(s.fleet.workers[worker_id])}
@@ -162,8 +151,11 @@ def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None
             send_again(d, receivers)
 
 
-def _void(d: Decider, record: Checkpoint) -> None:
-    d.emit(ev.CheckpointVoided(record.worker_id, record.step, record.version, record.path))
+def _void(d: Decider, version: Version, believed: str) -> None:
+    """Voids checkpoints of ``version`` whose weights are not those of the digest ``believed``."""
+    for record in list(d.state.versions.checkpoints):
+        if record.version == version and record.digest not in ("", believed):
+            d.emit(ev.CheckpointVoided(record.worker_id, record.step, version, record.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,17 +197,14 @@ def record_checkpoint(
     # than those that the replicas agreed on. What it committed with the others since is right.
     disputed = version <= worker.diverged_version and worker.state_version != version
     outvoted = disputed or digest != v.digests.get(version, digest)
-    if not v.survives(version) or v.step_of(version) != step or outvoted:
+    known = next((k.path for k in v.checkpoints if (k.step, k.version) == (step, version)), "")
+    outdated = known != path if known else step <= v.checkpoint.step
+    if not v.survives(version) or v.step_of(version) != step or outdated or outvoted:
         return refused
-    known = next((k for k in v.checkpoints if (k.step, k.version) == (step, version)), None)
-    if known is None:
-        if step <= v.checkpoint.step:
-            return refused
+    if not known:
         written = (worker.worker_id, step, version, path, size_bytes, seconds, digest)
         d.emit(ev.CheckpointRecorded(*written))
         d.settle_fleet(now)
-    elif known.path != path:
-        return refused
     # The one that all replicas agree on is kept until a newer one is agreed on.
     last = min(step, v.agreed.step)
     older = tuple(k.path for k in v.checkpoints if k.step < last and k.path != path)

@@ -1,9 +1,5 @@
-"""Catalogue of events: everything that can happen to a run, as the journal keeps it.
-
-A class has the event's fields and everything that the controller does with it: its effect on the
-state (``apply``), the long polls it ``wakes``, whether it ``directs`` workers, whether it is
-``listed`` for people, its ``severity`` and its ``text()``. Nothing else in the controller repeats
-the names.
+"""Catalogue of events: everything that can happen to a run, as the journal keeps it. A class has
+the event's fields and everything that the controller does with it; see ``Event``.
 
 In the journal an event is a JSON object with ``type`` and its fields; ``to_json`` and ``from_json``
 are exact inverses. A ``record`` is the same object for readers of the run's files: if the event is

@@ -26,16 +26,9 @@ class Event(ABC):
 
     wakes = frozenset[Topic]()
     directs = True
+    listed = True
+    severity = Severity.INFO
     words = ""
-
-    @property
-    def listed(self) -> bool:
-        """Shown to people: a line of events.jsonl with severity and text."""
-        return True
-
-    @property
-    def severity(self) -> Severity:
-        return Severity.INFO
 
     @abstractmethod
     def apply(self, s: State) -> None:
@@ -47,6 +40,7 @@ class Event(ABC):
 
 
 LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
+PLANS = frozenset({Topic.PLAN, Topic.VOTE})
 
 TYPES: dict[str, type[Event]] = {}  # Every kind of event by its name in the journal, an EventType
 
@@ -58,21 +52,23 @@ def event(
     *,
     wakes: frozenset[Topic] = frozenset(),
     directs: bool = True,
-    listed: bool | None = None,
-    severity: Severity | None = None,
+    listed: bool | Callable[[Any], bool] = True,
+    severity: Severity = Severity.INFO,
+    warns: Callable[[Any], bool] | None = None,
     words: str = "",
 ) -> Callable[[_E], _E]:
     """Makes a class a kind of event. ``wakes``: long polls to look again once the event is durable.
-    ``directs``: the directive of another worker than the reporting one may depend on it. ``words``:
-    its text, with the event as {0}."""
+    ``directs``: the directive of another worker than the reporting one may depend on it.
+    ``listed``: shown to people, as a line of events.jsonl with severity and text. ``warns``: its
+    severity is a warning if this holds. ``words``: its text, with the event as {0}."""
 
     def made(kind: _E) -> _E:
         known: Any = dataclass(frozen=True, slots=True)(kind)
         known.wakes, known.directs, known.words = wakes, directs, words
-        if listed is not None:
-            known.listed = listed
-        if severity is not None:
-            known.severity = severity
+        known.listed = property(listed) if callable(listed) else listed
+        known.severity = severity
+        if warns is not None:
+            known.severity = property(lambda e: Severity.WARNING if warns(e) else severity)
         TYPES[EventType(known.__name__)] = known
         found: _E = known
         return found

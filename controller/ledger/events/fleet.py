@@ -6,6 +6,7 @@ from dataclasses import field, replace
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events.event import (
     LEASES,
+    PLANS,
     Event,
     Topic,
     counts_in_words,
@@ -54,7 +55,7 @@ class OriginsDiffer(Event):
         )
 
 
-@event(wakes=LEASES)
+@event(wakes=LEASES, warns=lambda e: e.how is not DeathCause.REPLACED)
 class WorkerDied(Event):
     worker_id: str
     incarnation: int
@@ -64,10 +65,6 @@ class WorkerDied(Event):
     host: str = ""
     silent_s: float = 0.0  # Since it was last heard of
     t: float = 0.0
-
-    @property
-    def severity(self) -> Severity:
-        return Severity.INFO if self.how is DeathCause.REPLACED else Severity.WARNING
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers[self.worker_id]
@@ -97,7 +94,12 @@ class SpareSet(Event):
 
 
 # It concerns the worker's own directive alone, which is looked at with every report.
-@event(wakes=LEASES, directs=False, words="{0.worker_id} is {0.lifecycle}")
+@event(
+    wakes=LEASES,
+    directs=False,
+    listed=lambda e: e.lifecycle not in (Lifecycle.STARTING, Lifecycle.RUNNING),
+    words="{0.worker_id} is {0.lifecycle}",
+)
 class WorkerChanged(Event):
     """A worker's report about itself: lifecycle, state it holds, weights it serves."""
 
@@ -108,10 +110,6 @@ class WorkerChanged(Event):
     loaded_version: Version
     diverged_version: Version = Version(-1)
     """A version that it reported to hold and that was never committed; -1: none."""
-
-    @property
-    def listed(self) -> bool:
-        return self.lifecycle not in (Lifecycle.STARTING, Lifecycle.RUNNING)
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers[self.worker_id]
@@ -178,7 +176,7 @@ class Drained(Event):
         s.fleet.workers[self.worker_id].drain = True
         s.desired.update(self.desired)
         reply = f"{self.worker_id} finishes what it holds and leaves"
-        changed = f"; desired counts are now {s.desired_in_words()}" if self.desired else ""
+        changed = f"; desired counts are now {counts_in_words(s.desired)}" if self.desired else ""
         s.remember(self.request_id, reply + changed)
 
     def text(self) -> str:
@@ -186,7 +184,7 @@ class Drained(Event):
         return f"{self.worker_id} is asked to leave{changed}"
 
 
-@event(wakes=frozenset({Topic.PLAN, Topic.VOTE}))
+@event(wakes=PLANS, warns=lambda e: e.reason is not MeshEnd.MEMBERSHIP)
 class MeshBroken(Event):
     """The epoch is over for all its members."""
 
@@ -196,10 +194,6 @@ class MeshBroken(Event):
     diverged: tuple[str, ...] = ()
     """Members whose weights differed from the majority's: they hold no state from here on."""
     broken_t: float = 0.0
-
-    @property
-    def severity(self) -> Severity:
-        return Severity.INFO if self.reason is MeshEnd.MEMBERSHIP else Severity.WARNING
 
     def apply(self, s: State) -> None:
         fleet = s.fleet
@@ -277,7 +271,7 @@ class LinkAssigned(LinkSpec, Event):
         s.fleet.assign(self)
 
 
-@event(directs=False)
+@event(directs=False, warns=lambda e: e.cause not in NO_FAULT)
 class ProcessFault(Event):
     """A launcher saw a fault of a controller or of Redis, or of a worker that is still alive."""
 
@@ -289,10 +283,6 @@ class ProcessFault(Event):
     detail: str
     t: float
     over: bool = False  # The process has ended
-
-    @property
-    def severity(self) -> Severity:
-        return Severity.INFO if self.cause in NO_FAULT else Severity.WARNING
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers.get(self.name)

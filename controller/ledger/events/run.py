@@ -33,7 +33,7 @@ class RunStarted(Event):
         s.started_t = s.steps.last_commit_t = self.t
 
 
-@event(words="{0.controller_id} leads (term {0.term})")
+@event(words="{0.controller_id} leads (term {0.term})", warns=lambda e: e.failover)
 class TermBegun(Event):
     """``controller_id`` leads from here on; nothing of an earlier term follows."""
 
@@ -42,10 +42,6 @@ class TermBegun(Event):
     t: float
     failover: bool = False
     """It took over a fleet at work: not the first leader, nor that of a run that is resumed."""
-
-    @property
-    def severity(self) -> Severity:
-        return Severity.WARNING if self.failover else Severity.INFO
 
     def apply(self, s: State) -> None:
         s.term = self.term
@@ -61,7 +57,7 @@ class Scaled(Event):
 
     def apply(self, s: State) -> None:
         s.desired.update(self.desired)
-        s.remember(self.request_id, f"desired counts are now {s.desired_in_words()}")
+        s.remember(self.request_id, f"desired counts are now {counts_in_words(s.desired)}")
 
     def text(self) -> str:
         return f"desired counts set to {counts_in_words(self.desired)}"
@@ -80,7 +76,7 @@ class BoundsSet(Event):
         return f"limits of the desired counts set to {counts_in_words(self.bounds) or 'none'}"
 
 
-@event(wakes=_ALL)
+@event(wakes=_ALL, listed=lambda e: bool(e.changes))
 class SettingsChanged(Event):
     """From ``step`` on other settings are in force, or a leader brought an edited config file."""
 
@@ -92,10 +88,6 @@ class SettingsChanged(Event):
     step: Step
     """The first step that uses them. A step that is open, or trained again, keeps its own."""
     t: float
-
-    @property
-    def listed(self) -> bool:
-        return bool(self.changes)
 
     def apply(self, s: State) -> None:
         before, s.run_spec = s.run, replace(s.run, **values(LiveSpec, self.spec))
@@ -164,17 +156,13 @@ _SUSPEND_REPLIES = {
 }
 
 
-@event(wakes=_ALL)
+@event(wakes=_ALL, listed=lambda e: e.stage is SuspendStage.FINISH_STEP)
 class SuspendRequested(Event):
     """The run is to stop for now, or a stop under way is to go further; see SuspendStage."""
 
     request_id: str
     reason: str
     stage: SuspendStage
-
-    @property
-    def listed(self) -> bool:
-        return self.stage is SuspendStage.FINISH_STEP
 
     def apply(self, s: State) -> None:
         if s.phase is Phase.OPEN:
@@ -235,7 +223,6 @@ class RunFinished(Event):
 
     def apply(self, s: State) -> None:
         s.end(Phase.FINISHED, self.t)
-        s.cover(s.versions.checkpoint.step)
 
 
 @event(wakes=_ALL, severity=Severity.ERROR, words="run failed: {0.reason}")
@@ -246,6 +233,5 @@ class RunFailed(Event):
 
     def apply(self, s: State) -> None:
         s.end(Phase.FAILED, self.t)
-        s.cover(s.versions.checkpoint.step)
         s.reason = self.reason
         s.remember(self.request_id, f"the run has failed: {self.reason}")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from controller.ledger.enums import DropReason, Role
-from controller.ledger.events.event import LEASES, Event, Topic, event
+from controller.ledger.events.event import LEASES, PLANS, Event, Topic, event
 from controller.ledger.specs import StatValue, StepSpec, values
 from controller.ledger.state.fleet import Failures
 from controller.ledger.state.state import State
@@ -26,11 +26,7 @@ class StepOpened(StepSpec, Event):
         s.steps.open = OpenStep(**values(StepSpec, self), term=s.term)
 
 
-@event(
-    wakes=frozenset({Topic.PLAN, Topic.VOTE}),
-    directs=False,
-    words="step {0.step} resharded over mesh epoch {0.mesh_epoch}",
-)
+@event(wakes=PLANS, directs=False, words="step {0.step} resharded over mesh epoch {0.mesh_epoch}")
 class StepResharded(Event):
     """The open step goes on in a new epoch; the groups of a lost member are with the others."""
 
@@ -123,7 +119,7 @@ class GroupsBlamed(Event):
             s.steps.suspects[task_id] = Blame(blame.deaths + 1, blame.alone + self.alone)
 
 
-@event(wakes=LEASES | {Topic.VOTE})
+@event(wakes=LEASES | {Topic.VOTE}, warns=lambda e: e.reason != DropReason.SUSPENDED)
 class StepAborted(Event):
     """The attempt at the step is over: no member is left, a group leaves, or the run stops."""
 
@@ -133,10 +129,6 @@ class StepAborted(Event):
     kept: bool = False
     """Its other groups stay reserved for the step, which opens again with the settings that it had.
     Otherwise they are ready again."""
-
-    @property
-    def severity(self) -> Severity:
-        return Severity.INFO if self.reason == DropReason.SUSPENDED else Severity.WARNING
 
     def apply(self, s: State) -> None:
         step = s.steps.open

@@ -124,7 +124,7 @@ class TaskReleased(Event):
             insort(s.evals.rounds[task.eval_step].pending, task.ordinal)
 
 
-@event(wakes=LEASES, severity=Severity.WARNING)
+@event(wakes=LEASES, severity=Severity.WARNING, listed=lambda e: e.reason not in ROUTINE_DROPS)
 class TaskDropped(Event):
     """The task is finished without being trained, for good. Another task takes its place."""
 
@@ -134,10 +134,6 @@ class TaskDropped(Event):
     detail: str = ""
     verdict: VerdictCode = VerdictCode.DUPLICATE  # On a repeated submission of this attempt
     group: GroupMeta | None = None  # The group, if one had been generated
-
-    @property
-    def listed(self) -> bool:
-        return self.reason not in ROUTINE_DROPS
 
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
@@ -181,18 +177,14 @@ class EvalScheduled(Event):
     sets: tuple[EvalSet, ...]
 
     def apply(self, s: State) -> None:
+        s.evals.rounds[self.step] = round_ = EvalRound(self.step, self.rows, self.sets, open=1)
         if s.run.recorded:
-            # One replica measures all rows at once: there is nothing to lease.
-            s.evals.rounds[self.step] = EvalRound(self.step, self.rows, self.sets, open=1)
-            return
-        pending = list(range(self.rows))
-        round_ = EvalRound(self.step, self.rows, self.sets, pending, open=self.rows)
-        s.evals.rounds[self.step] = round_
-        for row in range(self.rows):
-            task_id = TaskId(f"e{self.step}.{row}")
-            s.tasks.records[task_id] = Task(
-                task_id, Kind.EVAL, row, state=TaskState.PENDING, eval_step=self.step
-            )
+            return  # one replica measures all rows at once: there is nothing to lease
+        round_.pending, round_.open = list(range(self.rows)), self.rows
+        for row in round_.pending:
+            task = Task(TaskId(f"e{self.step}.{row}"), Kind.EVAL, row, TaskState.PENDING)
+            task.eval_step = self.step
+            s.tasks.records[task.task_id] = task
 
     def text(self) -> str:
         named = [each.name for each in self.sets if len(self.sets) > 1 or each.name != HELD_OUT]
@@ -244,26 +236,19 @@ class EvalRecorded(Event):
         s.evals.end(self.step, self.ranking)
 
     def text(self) -> str:
+        shown = "; ".join(map(self._set_in_words, self.sets)) or "no prompt could be scored"
         if self.loss is not None:
-            return f"evaluation after step {self.step}: loss {self.loss:.4f} over {self.count} rows"
-        if self.metric not in ("", f"{HELD_OUT}/reward") or len(self.sets) > 1:
-            shown = "; ".join(_set_in_words(each, self.metric) for each in self.sets)
-            return f"evaluation after step {self.step}: {shown}"
-        if self.reward_mean is None and self.count:
-            few = f"too few prompts were scored with one version of the weights ({self.count})"
-            return f"evaluation after step {self.step}: no reward, {few}"
-        if self.reward_mean is None:
-            return f"evaluation after step {self.step}: no prompt could be scored"
-        shown = f"reward {self.reward_mean:.3f} over {self.count} prompts"
+            shown = f"loss {self.loss:.4f} over {self.count} rows"
         return f"evaluation after step {self.step}: {shown}"
 
-
-def _set_in_words(result: SetResult, judging: str) -> str:
-    """ "math: pass@1 0.500, reward 0.480 over 30 prompts"."""
-    if not result.metrics:
-        few = f"only {result.count} prompts were scored with one version of the weights"
-        return f"{result.name}: {few if result.count else 'no prompt could be scored'}"
-    of, _, metric = judging.partition("/")
-    shown = dict.fromkeys([metric, "reward"] if of == result.name else ["reward"])
-    values = ", ".join(f"{name} {result.metrics[name]:.3f}" for name in shown)
-    return f"{result.name}: {values} over {result.count} prompts"
+    def _set_in_words(self, result: SetResult) -> str:
+        """ "math: pass@1 0.500, reward 0.480 over 30 prompts"; the only set has no name."""
+        judging, _, metric = self.metric.partition("/")
+        unnamed = len(self.sets) == 1 and self.metric == f"{HELD_OUT}/reward"
+        name = "" if unnamed else f"{result.name}: "
+        if not result.metrics:
+            few = f"too few prompts were scored with one version of the weights ({result.count})"
+            return name + (f"no reward, {few}" if result.count else "no prompt could be scored")
+        shown = dict.fromkeys([metric, "reward"] if judging == result.name else ["reward"])
+        values = ", ".join(f"{key} {result.metrics[key]:.3f}" for key in shown)
+        return f"{name}{values} over {result.count} prompts"

@@ -1,12 +1,9 @@
 """Curriculum: how often each row was always or never solved of late, and whether its next turn is
-left out.
+left out. All of it follows from journalled groups: every replay leaves out the same rows.
 
 A group whose rewards are all equal has no advantage, so nothing is learnt from it. Each such group
 in a row halves the probability that the row's next turn is taken, down to a minimum; a group with
 different rewards makes it 1 again.
-
-All of it follows from journalled groups, so every controller and every replay leaves out the same
-rows. A row needs one byte, whatever the number of its groups.
 """
 
 from dataclasses import dataclass, field
@@ -31,21 +28,14 @@ class Curriculum:
         if row >= len(self.measured):
             # In steps: to grow by a byte for each row would copy them all each time.
             self.measured.extend(bytes(row + 1 - len(self.measured) + row // 8))
-        before = self.measured[row]
-        self._tally(before, -1)
-        after = 0
+        before, after = self.measured[row], 0
         if group.reward_std == 0.0:
             same = bool(before & _SOLVED) == (group.reward_mean > 0)
             count = min(_COUNT, (before & _COUNT) + 1 if same else 1)
             after = count | (_SOLVED if group.reward_mean > 0 else 0)
         self.measured[row] = after
-        self._tally(after, 1)
-
-    def _tally(self, byte: int, change: int) -> None:
-        if byte & _SOLVED:
-            self.always += change
-        elif byte:
-            self.never += change
+        self.always += bool(after & _SOLVED) - bool(before & _SOLVED)
+        self.never += (0 < after < _SOLVED) - (0 < before < _SOLVED)
 
     def probability(self, row: int, minimum: float) -> float:
         """Probability that the next turn of ``row`` is taken."""

@@ -22,9 +22,8 @@ MIXED = Version(-1)  # In the place of a row's version: it has tokens of several
 
 @dataclass(slots=True)
 class Score:
-    count: int = 0  # Rows of all sets
     sets: dict[str, SetScores] = field(default_factory=dict)
-    """By the set's name. Of MIXED only the number of rows is kept."""
+    """By the set's name."""
 
 
 @dataclass(slots=True)
@@ -39,7 +38,8 @@ class EvalRound:
     scores: dict[Version, Score] = field(default_factory=dict)
     """By the version of a row's tokens; MIXED for several versions, or one in doubt."""
     doubtful: list[Version] = field(default_factory=list)
-    """Versions whose weights may be those of a replica that was outvoted."""
+    """Versions whose weights may be those of a replica that was outvoted: their rows, scored or
+    still to come, count with those of several versions."""
 
     def place(self, row: int) -> tuple[EvalSet, int]:
         """The set of ``row``, and the row's index in it."""
@@ -52,13 +52,8 @@ class EvalRound:
     def score(self, row: int, score: RowScore, version: Version) -> None:
         self.open -= 1
         of, _ = self.place(row)
-        total = self.scores.setdefault(version, Score())
-        total.count += 1
-        scores = total.sets.setdefault(of.name, SetScores(of.samples))
-        if version == MIXED:
-            scores.rows += 1
-        else:
-            scores.add(score)
+        sets = self.scores.setdefault(version, Score()).sets
+        sets.setdefault(of.name, SetScores(of.samples)).add(score)
 
     def scored(self, name: str) -> int:
         """Rows of a set that were scored, with whatever version."""
@@ -66,23 +61,15 @@ class EvalRound:
 
     @property
     def most_scored(self) -> Version | None:
-        """The version of most rows, the older one of two; None if no row has a single version."""
-        versions = sorted(v for v in self.scores if v != MIXED)
-        return max(versions, key=lambda v: self.scores[v].count, default=None)
+        """The version of most rows, the older one of two, that is in no doubt; None: no row has
+        such a version."""
+        versions = sorted(self.scores.keys() - {MIXED, *self.doubtful})
+        rows = {v: sum(x.rows for x in self.scores[v].sets.values()) for v in versions}
+        return max(rows, key=rows.__getitem__, default=None)
 
     def counted_as(self, oldest: Version, newest: Version) -> Version:
         """In ``scores``: a row whose tokens are of these versions and those between."""
         return MIXED if oldest != newest or oldest in self.doubtful else oldest
-
-    def doubt(self, version: Version) -> None:
-        """Rows of ``version``, scored or still to come, count with those of several versions."""
-        if version not in self.doubtful:
-            self.doubtful.append(version)
-        if (scored := self.scores.pop(version, None)) is not None:
-            mixed = self.scores.setdefault(MIXED, Score())
-            mixed.count += scored.count
-            for name, each in scored.sets.items():
-                mixed.sets.setdefault(name, SetScores()).rows += each.rows
 
 
 @dataclass(slots=True)
@@ -91,28 +78,29 @@ class Evals:
     done: dict[Step, int] = field(default_factory=dict)  # Rows of every finished round, by step
     scores: dict[Step, float] = field(default_factory=dict)
     """The value that ranks a round (RunSpec.judging), of every finished round that has it."""
-    best: Step = Step(-1)  # Round with the highest score, the first of equals; -1: none
-    since_best: int = 0  # Rounds with a score since then
+
+    @property
+    def best(self) -> Step:
+        """Round with the highest score, the first of equals; -1: none has a score."""
+        return max(sorted(self.scores), key=self.scores.__getitem__, default=Step(-1))
+
+    @property
+    def since_best(self) -> int:
+        """Rounds with a score of later steps. One of many rows may end after the next one."""
+        best = self.best
+        return sum(step > best for step in self.scores)
 
     def end(self, step: Step, score: float | None) -> None:
         """``score``: None if nothing ranks the round."""
         self.done[step] = self.rounds.pop(step).rows
         if score is not None:
             self.scores[step] = score
-            self._rank()
 
     def disown(self, step: Step, version: Version) -> None:
         """``version``, the weights after ``step``, may have been scored on an outvoted replica."""
         for round_ in self.rounds.values():  # one of an earlier step may go on with these weights
-            round_.doubt(version)
-        if self.scores.pop(step, None) is not None:
-            self._rank()
-
-    def _rank(self) -> None:
-        """By step: a round of many rows may end after the one of a later step."""
-        steps = sorted(self.scores)
-        self.best = max(steps, key=self.scores.__getitem__, default=Step(-1))
-        self.since_best = len(steps) - 1 - steps.index(self.best) if steps else 0
+            round_.doubtful.append(version)
+        self.scores.pop(step, None)
 
     def rows_of(self, step: Step) -> int:
         """Rows of the round of ``step``, under way or finished."""

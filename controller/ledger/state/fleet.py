@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import Lifecycle, Role
-from controller.ledger.specs import LeasedTask, LinkSpec, Member, MeshSpec
+from controller.ledger.specs import LeasedTask, LinkSpec, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.observe.vocabulary import FaultCause
 from paceline.worker_pools import pool_of
@@ -43,6 +43,8 @@ class Failures:
 
 @dataclass(slots=True)
 class Worker:
+    """The fields of its WorkerSpec, and what has become of it since."""
+
     worker_id: str
     incarnation: int
     role: Role
@@ -71,12 +73,11 @@ class Worker:
     failures: Failures = Failures()  # Policy: epochs in a row that failed, presumably because of it
     relay_faults: int = 0
     """Rollout: its links to receivers that broke since the present tree was planted."""
-    scorer: str = ""  # Scorer: its name in the config
-    address: str = ""  # Scorer: host:port at which it answers rollout workers
+    scorer: str = ""
+    address: str = ""
     cgroup: str = ""
     memory_kills: int = -1
-    """When it registered: processes that the kernel had killed in its control group."""
-    origins: Mapping[str, str] = field(default_factory=dict)  # See WorkerSpec
+    origins: Mapping[str, str] = field(default_factory=dict)
     stopped_t: float = 0.0  # Time at which its launcher saw it stopped; 0: never. Unix seconds.
     death: FaultCause | None = None
     """Cause of its death, as far as it is known; None: it has not died."""
@@ -155,9 +156,6 @@ class Fleet:
             return None
         return worker
 
-    def member(self, member: Member) -> Worker | None:
-        return self.current(member.worker_id, member.incarnation)
-
     def living(self, role: Role) -> list[Worker]:
         return list(self._living[role].values())
 
@@ -182,7 +180,7 @@ class Fleet:
 
     def members(self) -> list[Worker]:
         members = self.mesh.members if self.mesh else ()
-        return [worker for m in members if (worker := self.member(m)) is not None]
+        return [worker for m in members if (worker := self.current(*m.who)) is not None]
 
     def in_mesh(self, worker: Worker) -> bool:
         """True if it is a member of the newest epoch, which may be over."""
@@ -209,11 +207,12 @@ class Fleet:
         found = []
         for worker in blamed:
             before = worker.failures
-            again = before.epochs and before.source == source
+            if not before.epochs or before.source != source:
+                before = Failures(since=now)
             # A clock that was set back would otherwise count the hours until it is there again.
-            since = min(before.since, now) if again else now
-            epochs = before.epochs + 1 if again else 1
-            found.append((worker, Failures(epochs, source, since, now - since, seeded)))
+            since = min(before.since, now)
+            failures = Failures(before.epochs + 1, source, since, now - since, seeded)
+            found.append((worker, failures))
         return found
 
     def left_out(self, worker: Worker, newest: Version, failures: Failures | None = None) -> bool:
@@ -223,9 +222,8 @@ class Fleet:
         if failures.epochs < TRIES:
             return False
         there = self.holders(newest) or self.living(Role.POLICY)
-        others = (w for w in there if w is not worker)
-        source = next((w for w in others if w.incarnation == failures.source), None)
-        if source is None:
+        found = (w for w in there if w is not worker and w.incarnation == failures.source)
+        if (source := next(found, None)) is None:
             return False
         # If the source is asked to leave, its possible successor gets a second chance.
         tries = 2 * TRIES if source.leaving else TRIES
@@ -242,11 +240,8 @@ class Fleet:
             worker.diverged_version = before.diverged_version
         self.workers[worker.worker_id] = worker
         self._living[worker.role][worker.worker_id] = worker
-        surplus = len(self.workers) - sum(map(len, self._living.values())) - _GONE_KEPT
-        if surplus <= 0:
-            return
         gone = [w.worker_id for w in self.workers.values() if not w.alive]
-        for worker_id in gone[:surplus]:
+        for worker_id in gone[:-_GONE_KEPT]:
             del self.workers[worker_id]
             self.retired.pop(worker_id, None)
 
@@ -275,9 +270,8 @@ class Fleet:
         return len(self._sent.get(worker_id, ()))
 
     def receivers_of(self, worker: Worker) -> list[Worker]:
-        links = (self.links[receiver] for receiver in self._sent.get(worker.worker_id, ()))
-        found = (self.current(link.receiver, link.receiver_incarnation) for link in links)
-        return [receiver for receiver in found if receiver is not None]
+        """A link ends with each of its ends: all are alive."""
+        return [self.workers[name] for name in self._sent.get(worker.worker_id, ())]
 
     def all_below(self, worker: Worker) -> list[Worker]:
         """Receivers that may have the newest version from the worker, over however many relays."""

@@ -14,15 +14,14 @@ from typing import Any
 
 from paceline.ids import Step
 
-JsonValue = Any
 RUN_LENGTH = ("train.steps", "train.epochs", "train.max_samples")
 """Settings of which exactly one is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    old: JsonValue
-    new: JsonValue
+    old: Any
+    new: Any
     step: Step
     """First step that uses the new value."""
 
@@ -31,12 +30,12 @@ class SettingChange:
 class Settings:
     """By dotted name, as JSON values."""
 
-    values: dict[str, JsonValue] = field(default_factory=dict)
-    configured: dict[str, JsonValue] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    configured: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, SettingChange] = field(default_factory=dict)
     """Settings that are not what the run was started with: that value, and the one in force."""
 
-    def edited(self, file: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    def edited(self, file: Mapping[str, Any]) -> dict[str, Any]:
         """Values in ``file``, a leader's config, edited since a leader last brought one."""
         known = self.configured
         found = {n: v for n, v in file.items() if n not in known or known[n] != v}
@@ -46,12 +45,12 @@ class Settings:
             found |= {n: file[n] for n in RUN_LENGTH if n in file}
         return found
 
-    def differing(self, asked: Mapping[str, JsonValue]) -> dict[str, tuple[JsonValue, JsonValue]]:
+    def differing(self, asked: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Old and new value of what is not in force yet."""
         known = self.values
         return {n: (known.get(n), v) for n, v in asked.items() if n not in known or known[n] != v}
 
-    def change(self, changes: Mapping[str, tuple[JsonValue, JsonValue]], step: Step) -> None:
+    def change(self, changes: Mapping[str, tuple[Any, Any]], step: Step) -> None:
         for name, (old, new) in changes.items():
             self.values[name] = new
             before = self.changed.pop(name, None)

@@ -60,11 +60,6 @@ class State:
         return Step(self.versions.step + (2 if self.steps.open else 1))
 
     @property
-    def ready_for_next_step(self) -> int:
-        """Groups that are there for the next step to open: reserved for it, or ready."""
-        return len(self.steps.replay.get(Step(self.versions.step + 1), ())) + len(self.tasks.ready)
-
-    @property
     def run(self) -> RunSpec:
         assert self.run_spec is not None
         return self.run_spec
@@ -88,6 +83,7 @@ class State:
         self.enter(phase)
         self.ended_t = t
         self.evals.rounds.clear()
+        self.cover(self.versions.checkpoint.step)
 
     def agree(self, version: Version, digest: str) -> None:
         """The replicas have voted on the weights of ``version``: a checkpoint of them covers its
@@ -98,14 +94,10 @@ class State:
     def cover(self, step: Step) -> None:
         """No rollback can need the groups of steps up to ``step`` any more."""
         covered = self.steps.cover(step)
-        self.garbage.extend((task_id, self.tasks.records[task_id].attempt) for task_id in covered)
+        self.garbage.extend(self.tasks.records[task_id].ref for task_id in covered)
         self.tasks.cover(covered)
 
     def remember(self, request_id: str, reply: str) -> None:
         self.requests[request_id] = reply
         if len(self.requests) > _REQUESTS_KEPT:
             del self.requests[next(iter(self.requests))]
-
-    def desired_in_words(self) -> str:
-        """ "policy=1, rollout=3"."""
-        return ", ".join(f"{role}={count}" for role, count in sorted(self.desired.items()))

@@ -76,10 +76,8 @@ class StepBook:
         return self.settings.get(step)
 
     def committed(self, step: Step, mesh_epoch: MeshEpoch) -> Commit | None:
-        for commit in reversed(self.commits):
-            if (commit.step, commit.mesh_epoch) == (step, mesh_epoch):
-                return commit
-        return None
+        found = (c for c in self.commits if (c.step, c.mesh_epoch) == (step, mesh_epoch))
+        return next(found, None)
 
     def commit(self, commit: Commit, t: float, metrics: Mapping[str, float]) -> None:
         """Closes the open step, which every member has voted for."""
@@ -110,13 +108,10 @@ class StepBook:
 
     def roll_back(self, to_step: Step) -> list[TaskId]:
         """Moves the compositions after ``to_step`` to ``replay``; the task ids in them."""
-        lost = sorted(step for step in self.history if step > to_step)
-        moved: list[TaskId] = []
-        for step in lost:
-            self.replay[step] = self.history.pop(step)
-            moved.extend(self.replay[step])
         self.commits.clear()
-        return moved
+        lost = {step: self.history.pop(step) for step in sorted(self.history) if step > to_step}
+        self.replay |= lost
+        return [task_id for groups in lost.values() for task_id in groups]
 
     def cover(self, step: Step) -> list[TaskId]:
         """Forgets the compositions that a checkpoint of ``step`` covers; the task ids in them."""
@@ -135,13 +130,11 @@ def assign_shards(
     order of the batch."""
     kept = kept or {}
     shards = {member: list(kept.get(member, ())) for member in members}
-    load = [sum(costs[i] for i in shards[member]) for member in members]
+    load = {member: sum(costs[i] for i in shard) for member, shard in shards.items()}
     assigned = {i for shard in shards.values() for i in shard}
-    loose = sorted(
-        (i for i in range(len(costs)) if i not in assigned), key=lambda i: (-costs[i], i)
-    )
-    for i in loose:
-        rank = min(range(len(members)), key=lambda r: (load[r], len(shards[members[r]]), r))
-        shards[members[rank]].append(i)
-        load[rank] += costs[i]
+    loose = (i for i in range(len(costs)) if i not in assigned)
+    for i in sorted(loose, key=lambda i: -costs[i]):
+        member = min(members, key=lambda m: (load[m], len(shards[m])))
+        shards[member].append(i)
+        load[member] += costs[i]
     return {member: tuple(sorted(shard)) for member, shard in shards.items()}

@@ -1,12 +1,10 @@
-"""Tasks: one prompt occurrence each, and its state.
+"""Tasks: one prompt occurrence each. Every task ever dispatched is exactly one of: pending, leased,
+ready, in a step, trained, dropped.
 
-Every task ever dispatched is exactly one of: pending, leased, ready, in a step, trained, dropped.
 Tasks come from a cursor over the endless shuffled data set (``t0``, ``t1``, ...); a task that lost
-its owner waits in ``pending`` and goes out before any new one, lowest ordinal first.
-
-Finished tasks leave the memory: trained ones with the checkpoint that covers their step, dropped
-ones at once. Counters remain, and the last few thousand outcomes, so that a repeated submission
-gets the same answer as the first one.
+its owner waits in ``pending`` and goes out before any new one, lowest ordinal first. Finished tasks
+leave the memory: trained ones with the checkpoint that covers their step, dropped ones at once.
+Counters remain, and the last few thousand outcomes: a repeated submission gets the first answer.
 """
 
 from bisect import bisect_left, insort
@@ -65,6 +63,11 @@ class Task:
     eval_step: Step = Step(-1)
 
     @property
+    def ref(self) -> tuple[TaskId, int]:
+        """(task id, newest attempt): the key of its payload."""
+        return self.task_id, self.attempt
+
+    @property
     def leased(self) -> bool:
         """The newest attempt runs, on ``owner``."""
         return self.state is TaskState.LEASED
@@ -116,11 +119,17 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class GroupSizes:
-    """Sizes of groups that were generated and dropped."""
-
     groups: int = 0
     sequences: int = 0
     tokens: int = 0
+
+    def __add__(self, more: "GroupSizes") -> "GroupSizes":
+        sequences, tokens = self.sequences + more.sequences, self.tokens + more.tokens
+        return GroupSizes(self.groups + more.groups, sequences, tokens)
+
+
+def sizes_of(groups: Iterable[GroupMeta]) -> GroupSizes:
+    return sum((GroupSizes(1, group.sequences, group.tokens) for group in groups), GroupSizes())
 
 
 def ordinal_of(task_id: TaskId) -> int:
@@ -148,7 +157,6 @@ class TaskBook:
     outcomes: dict[TaskId, tuple[int, VerdictCode]] = field(default_factory=dict)
     """Newest attempt of each task that left the memory, and the verdict on a repeat of it."""
     unfinished: list[Unfinished] = field(default_factory=list)  # An extended run does them first
-
     suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)
     """Suspect tasks in ``records``."""
     moment: Moment | None = field(default=None, init=False, repr=False, metadata=TRANSIENT)
@@ -156,6 +164,10 @@ class TaskBook:
 
     def __post_init__(self) -> None:
         self.suspects = {x.task_id: None for x in self.records.values() if x.suspect}
+
+    @property
+    def dispatched(self) -> int:
+        return self.cursor - self.passed_over
 
     @property
     def position(self) -> int:
@@ -174,9 +186,7 @@ class TaskBook:
 
     def count_dropped(self, reason: str, group: GroupMeta) -> None:
         before = self.dropped_groups.get(reason, GroupSizes())
-        self.dropped_groups[reason] = GroupSizes(
-            before.groups + 1, before.sequences + group.sequences, before.tokens + group.tokens
-        )
+        self.dropped_groups[reason] = before + sizes_of([group])
 
     def drop(self, task: Task, reason: str, detail: str, verdict: VerdictCode) -> None:
         self.move(task, None)
@@ -185,8 +195,8 @@ class TaskBook:
             return
         self.dropped[reason] += 1
         if reason == DropReason.RUN_ENDED:
-            known = (task.attempt, task.failures, task.deaths)
-            self.unfinished.append(Unfinished(ordinal_of(task.task_id), *known))
+            left = Unfinished(task.ordinal, task.attempt, task.failures, task.deaths)
+            self.unfinished.append(left)
         if reason == DropReason.UNINFORMATIVE:
             self.fruitless = 0
         elif reason not in _NO_FAILURE:
@@ -203,9 +213,8 @@ class TaskBook:
             task.attempt, task.failures, task.deaths = left.attempt, left.failures, left.deaths
             if task.suspect:
                 self.suspects[task.task_id] = None
-            self.dropped[DropReason.RUN_ENDED] -= 1
         self.unfinished.clear()
-        self.dropped += Counter()
+        del self.dropped[DropReason.RUN_ENDED]
 
     def cover(self, task_ids: Iterable[TaskId]) -> None:
         """A checkpoint covers their step: nothing can bring them back."""
@@ -235,25 +244,15 @@ class TaskBook:
         if task.kind is Kind.EVAL:
             return
         assert to in TRANSITIONS[before], f"{task.task_id}: {before} to {to}"
-        match before:
-            case TaskState.PENDING:
-                del self.pending[bisect_left(self.pending, task.ordinal)]
-            case TaskState.LEASED:
-                self.leased -= 1
-            case TaskState.READY:
-                del self.ready[task.task_id]
-            case TaskState.IN_STEP:
-                self.in_step -= 1
-            case TaskState.TRAINED if to is not None:  # a covered task stays trained
-                self.trained -= 1
-        match to:
-            case TaskState.PENDING:
-                insort(self.pending, task.ordinal)
-            case TaskState.LEASED:
-                self.leased += 1
-            case TaskState.READY:
-                self.ready[task.task_id] = None
-            case TaskState.IN_STEP:
-                self.in_step += 1
-            case TaskState.TRAINED:
-                self.trained += 1
+        self.leased += (to is TaskState.LEASED) - (before is TaskState.LEASED)
+        self.in_step += (to is TaskState.IN_STEP) - (before is TaskState.IN_STEP)
+        if to is not None:  # a covered task stays trained
+            self.trained += (to is TaskState.TRAINED) - (before is TaskState.TRAINED)
+        if before is TaskState.PENDING:
+            del self.pending[bisect_left(self.pending, task.ordinal)]
+        elif before is TaskState.READY:
+            del self.ready[task.task_id]
+        if to is TaskState.PENDING:
+            insort(self.pending, task.ordinal)
+        elif to is TaskState.READY:
+            self.ready[task.task_id] = None

@@ -1,14 +1,10 @@
 """Ages of a group's tokens in a step: which of them it trains, and whether the group is too old for
-it.
-
-Admission bounds staleness on average; a group that takes long is trained all the same. The age of a
-token is the number of steps between the state that sampled it and the state that the step starts
-from.
+it. The age of a token is the number of steps between the state that sampled it and the state that
+the step starts from.
 
 - Tokens older than ``token_age`` are masked. A step's totals leave them out, as if an environment
-  had written them: the loss stays a mean over the tokens, or sequences, that it trains. Their
-  number follows from the journal alone, so it is the same for every replica and however the step is
-  split.
+  had written them: the loss stays a mean over what it trains. Their number follows from the journal
+  alone, so it is the same for every replica and however the step is split.
 - A group without a younger token is dropped as expired.
 - A run that drops late groups drops one whose oldest token is older than ``max_staleness``.
 """
@@ -22,18 +18,13 @@ from paceline.ids import Step
 def token_ages(s: State, group: GroupMeta, step: Step) -> list[tuple[int, int]]:
     """(age, tokens) of the group's trainable tokens in ``step``, in the order of their versions.
     After a rollback that need not be the order of their ages."""
-    return [(s.versions.staleness(version, step), n) for version, n in group.by_version]
+    return [(s.versions.staleness(version, step), n) for version, n in group.token_versions]
 
 
 def token_age(s: State, step: Step) -> int:
     """Steps after which a token is masked in ``step``; an opened step keeps its own."""
     settings = s.steps.settings_of(step)
     return s.run.token_age if settings is None else settings.token_age
-
-
-def oldest_step(s: State, step: Step) -> Step:
-    """Tokens of states before this one are masked in ``step``."""
-    return Step(max(0, step - 1 - token_age(s, step)))
 
 
 def trained_tokens(s: State, group: GroupMeta, step: Step) -> int:
@@ -44,8 +35,6 @@ def trained_tokens(s: State, group: GroupMeta, step: Step) -> int:
 
 def trained_sequences(s: State, group: GroupMeta, step: Step) -> int:
     """Sequences of the group with a token that has a weight in the loss of ``step``."""
-    if not group.sequence_versions:
-        return group.sequences
     oldest = token_age(s, step)
     return sum(
         n
@@ -56,14 +45,14 @@ def trained_sequences(s: State, group: GroupMeta, step: Step) -> int:
 
 def too_old(s: State, group: GroupMeta, step: Step) -> tuple[DropReason, str] | None:
     """Reason and detail for which ``step`` cannot train the group. Later steps could even less."""
+    ages = (s.versions.staleness(version, step) for version, _ in group.token_versions)
     if s.run.trains_late:
         oldest = token_age(s, step)
         # Asked of every ready group at every step: one young token is enough.
-        if any(s.versions.staleness(version, step) <= oldest for version, _ in group.by_version):
+        if any(age <= oldest for age in ages):
             return None
         age = min(age for age, _ in token_ages(s, group, step))
         return DropReason.EXPIRED, f"its youngest token is {age} steps old at step {step}"
-    ages = (age for age, _ in token_ages(s, group, step))
     age = max(s.versions.staleness(group.min_version, step), *ages)
     if age <= s.run.max_staleness:
         return None

@@ -102,11 +102,6 @@ class Versions:
         """Age of a token of ``version`` trained in ``step``, in steps."""
         return max(0, step - 1 - self.step_of(version))
 
-    def due_checkpoint(self, every: int, steps: int) -> Step:
-        """Step at or after which the next checkpoint is due; 0 once the last one is recorded."""
-        newest = self.checkpoint.step
-        return Step(0 if newest >= steps else min((newest // every + 1) * every, steps))
-
     def roll_back(self, step: Step, version: Version) -> None:
         self.step = step
         self.version = self.restore_version = version
@@ -126,10 +121,8 @@ class Versions:
     def record(self, checkpoint: Checkpoint) -> None:
         self.checkpoints.append(checkpoint)
         forgotten = self.checkpoints[:-REMEMBERED_CHECKPOINTS]
-        self.checkpoints = [
-            *(c for c in forgotten if c.step == self.best),
-            *self.checkpoints[-REMEMBERED_CHECKPOINTS:],
-        ]
+        self.checkpoints = self.checkpoints[-REMEMBERED_CHECKPOINTS:]
+        self.checkpoints[:0] = [c for c in forgotten if c.step == self.best]
         self.restore_version = checkpoint.version
         if checkpoint.path in self.voided:
             self.voided.remove(checkpoint.path)

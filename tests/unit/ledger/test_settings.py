@@ -82,7 +82,7 @@ def test_a_step_without_a_rejected_group_keeps_its_settings_and_its_other_groups
     who = ("p0", run.current["p0"])
     run.do(cmd.reject(*who, opened.step, {bad: 1}, GroupFault.PAYLOAD_LOST, "why"))
     run.failover()
-    assert run.state.steps.open is None and run.state.ready_for_next_step == 3
+    assert run.state.steps.open is None and len(run.state.steps.replay[opened.step]) == 3
     run.fill("r0", 1)
     again = run.state.steps.open
     others = tuple(task_id for task_id in opened.groups if task_id != bad)

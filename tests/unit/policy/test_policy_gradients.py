@@ -208,7 +208,7 @@ def with_old_heads(groups, *, as_environment=False):
 def totals_of(groups, oldest_step):
     """As the controller counts them, for step 6."""
     sizes = [accepted(g, GroupLimits(3, 100), 5) for g in groups]
-    tokens = sum(n for size in sizes for v, n in size.by_version if v >= oldest_step)
+    tokens = sum(n for size in sizes for v, n in size.token_versions if v >= oldest_step)
     sequences = sum(
         n for size in sizes for found, n in size.sequence_versions if max(found) >= oldest_step
     )

@@ -9,13 +9,7 @@ from controller.fleet.liveness import Liveness
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger import invariants
-from controller.ledger.decisions import (
-    commands,
-    leases,
-    membership,
-    standby_workers,
-    steps,
-)
+from controller.ledger.decisions import commands, leases, membership, steps
 from controller.ledger.decisions.commands import command
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.state.tasks import Task
@@ -99,7 +93,7 @@ def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None
 
 
 def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(standby_workers, "settle_spares", lambda d: None)
+    patch.setattr(membership, "settle_spares", lambda d: None)
     patch.setattr(invariants, "missing_at_work", lambda state: 0)
 
 
