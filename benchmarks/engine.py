@@ -38,8 +38,8 @@ from benchmarks import runs
 from benchmarks.runs import DEMO
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
-from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Engine, Request, SamplingParams
+from rollout_worker.engine.choice import make_engine
 
 PROMPTS, GROUP_SIZE, MAX_TOKENS = 32, 8, 24
 SEQUENCES = PROMPTS * GROUP_SIZE

@@ -52,8 +52,8 @@ from benchmarks.engine import (
 from benchmarks.runs import DEMO
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
-from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Engine
+from rollout_worker.engine.choice import make_engine
 from rollout_worker.engine.vllm.engine import VLLMEngine
 
 SLOTS = 256

@@ -55,8 +55,8 @@ from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, worker_pb2
-from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.choice import make_engine
 from rollout_worker.engine.without_model import NoEngine
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle

@@ -24,8 +24,8 @@ from examples.digit_sort import make_data
 from examples.rlhf.stages import FILES
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
-from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Finish, Request, SamplingParams
+from rollout_worker.engine.choice import make_engine
 
 SAMPLES, MAX_TOKENS, AT_ONCE = 8, 24, 64
 MOST_BATCHES_IN_VAIN = 50

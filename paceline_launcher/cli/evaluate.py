@@ -23,8 +23,8 @@ from paceline.process.user_code import search_start_directory_last
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
 from paceline_launcher.cli.eval_command import SET
-from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Aborted
+from rollout_worker.engine.choice import make_engine
 from rollout_worker.held_tasks import HeldTask
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.environment_runner import EnvironmentRunner

@@ -95,7 +95,7 @@ def engine(config: Config) -> Findings:
     name = config.rollout.engine
     if ":" not in name or config.recorded:
         return
-    yield from try_import("rollout_worker.engine.own_engine", name).findings("")
+    yield from try_import("rollout_worker.engine.choice", name).findings("")
 
 
 def objective(config: Config) -> Findings:

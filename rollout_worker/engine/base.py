@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import BadInput
-from rollout_worker.engine.parameter_parity import some
 
 
 class EngineError(BadInput):
@@ -167,6 +166,11 @@ class EngineStats:
     swap_s: float = 0.0  # Time that generation was paused for weight swaps. Seconds.
     swaps: int = 0
     stage_s: float = 0.0  # Time that the newest weights were staged beside the engine. Seconds.
+
+
+def some(names: Sequence[str]) -> str:
+    """The first name, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def bad_stop(stops: Iterable[Any]) -> Any | None:

@@ -38,9 +38,8 @@ class UnpackedRank(PacelineRank):
         """Elements of the newest weights that this rank has staged apart, and of the whole; (0, 0):
         none are."""
         staged = list(self._paceline_weights.staged.values())[-1]
-        slices = staged.slices or {}
-        whole = sum(t.numel() for t in staged.tensors.values()) if slices else 0
-        return sum(t.numel() for t in slices.values()), whole
+        whole = sum(t.numel() for t in staged.tensors.values()) if staged.slices else 0
+        return sum(t.numel() for t in staged.slices.values()), whole
 
     def paceline_planned(self: Any) -> bool:
         return self._paceline_weights.plan is not None

@@ -32,7 +32,7 @@ def emulate_training(module: Any) -> None:
 
 
 EMULATED: dict[str, Callable[[Any], None]] = {
-    "rollout_worker.engine": emulate_engine,
+    "rollout_worker.engine.choice": emulate_engine,
     "policy_worker.trainer": emulate_training,
 }
 

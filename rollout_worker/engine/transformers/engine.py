@@ -37,14 +37,8 @@ from rollout_worker.engine.base import (
     ParametersDiffer,
     Request,
 )
-from rollout_worker.engine.model import (
-    WeightTable,
-    cache_budget,
-    context_limit,
-    copy_parts,
-    load_model,
-)
-from rollout_worker.engine.parameter_parity import ParameterPart, differing
+from rollout_worker.engine.model import cache_budget, context_limit, load_model
+from rollout_worker.engine.parameters import ParameterPart, WeightTable, copy_parts, differing
 from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.batch import Ended

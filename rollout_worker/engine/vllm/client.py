@@ -22,7 +22,8 @@ from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
-from rollout_worker.engine.model import WeightTable, cache_budget, context_limit, from_pretrained
+from rollout_worker.engine.model import cache_budget, context_limit, from_pretrained
+from rollout_worker.engine.parameters import WeightTable
 from rollout_worker.engine.vllm import internals
 
 EXTENSION = "rollout_worker.engine.vllm.worker_extension.PacelineRank"

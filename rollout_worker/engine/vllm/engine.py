@@ -1,28 +1,33 @@
 """The vLLM engine: its public asynchronous engine, with in-flight weight updates.
 
-    generate ──► one vLLM request per sample ──► AsyncLLM ──► EngineCore process ──► ranks
-    load_weights ──► swap
+    generate ──► Generation ──► AsyncLLM ──► EngineCore process ──► ranks
 
-A completion that is continued from a prefix is drawn with other random numbers than an
-uninterrupted one (``exact_continuation``); greedy completions are equal. The completions of a
-request share their prefill through vLLM's prefix cache, in whole blocks. Cache entries are salted
-with the version.
+    load_weights ──► write shared weights ──► every rank stages them while the engine runs
+        ──► pause ──► swap on all ranks (if one fails, all swap back) ──► compare the parameters
+        ──► version ──► caches ──► resume
+
+``rollout.on_update`` decides what happens to running sequences:
+
+* keep: they are paused and go on with their key-value cache. Sequences that have not started are
+  restarted, because the first blocks of their prefix may come from the old weights.
+* recompute: they are paused; their cache is dropped and recomputed from their tokens.
+* drain: they are finished first; waiting sequences keep waiting.
+
+A version that is not newer than the served one replaces weights that were never committed: running
+requests end, and the cache is emptied.
 """
 
 import asyncio
-import itertools
 import logging
 import time
-from collections.abc import Collection, Coroutine, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from paceline.config.schema import Config
-from paceline.process.structured_log import event, first_line
-from paceline.process.threads import all_or_none
+from paceline.process.structured_log import event
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
@@ -31,20 +36,18 @@ from rollout_worker.engine.base import (
     EngineDied,
     EngineError,
     EngineStats,
-    Finish,
-    GenerationFailed,
     OnPartial,
+    ParametersDiffer,
     Request,
+    SwapFailed,
+    WeightMismatch,
 )
-from rollout_worker.engine.transformers.sampler import sample_keys
-from rollout_worker.engine.vllm import internals
+from rollout_worker.engine.vllm import internals, readback
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.outputs import GroupRequest, ProgressReporter, complete, join
-from rollout_worker.engine.vllm.swap import WeightSwap
+from rollout_worker.engine.vllm.generation import Generation
+from rollout_worker.engine.vllm.rank_weights import SharedWeights, share, stage
 
 logger = logging.getLogger(__name__)
-
-_CLOSE_S = 1.0
 
 
 class VLLMEngine(Engine):
@@ -60,40 +63,41 @@ class VLLMEngine(Engine):
             )
         self._config = config
         self.on_update = config.rollout.on_update  # The next swap's treatment of running sequences
-        self._tokenizer = tokenizer
         self._client = VLLMClient(config)
-        self._swap = WeightSwap(
+        self._requests = Generation(
             self._client,
-            self._generate if config.rollout.verify else None,
-            lambda: self._end(self._groups.values()),
-            config.rollout.verify_every if config.rollout.verify else 0,
+            tokenizer,
+            config.rollout.max_sequences,
+            heal=self._empty_cache,
+            finished=lambda request_id: self.completion_finished(request_id),
         )
-        self._groups: dict[str, GroupRequest] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._closed = False
-        self._progress: ProgressReporter | None = None
-        self._numbers = itertools.count(1)
-        self._tokens = self._samples = 0
-        self._idle_s = 0.0
-        self._idle_since: float | None = None
+        self._first_sync = config.rollout.verify  # It is still to come, or to be verified
+        self._verify_every = config.rollout.verify_every if config.rollout.verify else 0
+        """Swaps from one complete comparison of the parameters to the next; 0: no comparison."""
+        self._checked = 0  # Swaps whose parameters were compared and equal, the first one included
+        self._usable = False  # The model's weights are defined
+        self._distrusted = False
+        """The parameters differed after the newest swap: no tokens until the next load."""
+        self._proven = False  # Weights were loaded and, if configured, verified
+        self._version = -1
+        self._served: SharedWeights | None = None
+        self._swapping = asyncio.Lock()
+        self._emptying = False
+        self._pause_s = self._stage_s = 0.0
+        self._swaps = 0
 
     async def start(self) -> None:
         started = time.monotonic()
         await self._client.start()
         try:
             await self._client.call(self._client.llm.update_weight_version("-1"))
-            # Asked now: otherwise vLLM asks during the first request, and an abort in the meantime
-            # would find no request to end.
-            self._tasks = await self._client.call(self._client.llm.get_supported_tasks())
+            await self._requests.begin()
         except EngineError as error:
             # It had started: a rank or the engine's process was killed.
             raise EngineDied(str(error)) from error
-        internals.quieten()
         spec = self._client.spec
         self.vocabulary, self.max_context = spec.vocabulary, spec.max_context
-        self._ends = list(self._tokenizer.end_tokens)
-        self._swap.usable = spec.has_weights
-        self._idle_since = time.monotonic()
+        self._usable = spec.has_weights
         event(
             logger,
             "engine ready",
@@ -105,185 +109,181 @@ class VLLMEngine(Engine):
         )
 
     async def close(self) -> None:
-        if self._closed:
+        if self._requests.closed:
             return
-        self._closed = True
-        if self._groups:
-            self._spawn(self._end(self._groups.values()))
-        if self._background:
-            await asyncio.wait(set(self._background), timeout=_CLOSE_S)
-        self._swap.close()
+        await self._requests.close()
+        if self._served is not None:
+            self._served.close()
         await self._client.close()
+
+    async def until_failure(self) -> None:
+        await self._client.until_dead()
+
+    def stats(self) -> EngineStats:
+        return replace(
+            self._requests.stats(), swap_s=self._pause_s, swaps=self._swaps, stage_s=self._stage_s
+        )
 
     # ---- generating
 
     async def generate(self, request: Request) -> tuple[Completion, ...]:
         self.check(request)
-        if self._closed:
+        if self._requests.closed:
             raise EngineError("the engine is closed")
-        if self._swap.distrusted:
+        if self._distrusted:
             raise Aborted(request.request_id, request.prefixes)
-        if not self._swap.usable:
+        if not self._usable:
             raise EngineError("the engine has no weights yet")
-        if request.request_id in self._groups:
-            raise EngineError(f"request {request.request_id} is already running")
-        return await self._generate(request)
-
-    async def _generate(self, request: Request) -> tuple[Completion, ...]:
-        group = self._groups[request.request_id] = GroupRequest(request)
-        if self._idle_since is not None:
-            self._idle_s += time.monotonic() - self._idle_since
-            self._idle_since = None
-        if self._progress is not None:
-            self._spawn(self._progress.watch())
-        try:
-            completions = await all_or_none(self._complete(group, i) for i in range(request.count))
-        finally:
-            del self._groups[request.request_id]
-            if not self._groups:
-                self._idle_since = time.monotonic()
-        if group.aborted:
-            raise Aborted(request.request_id, tuple(completions))
-        return tuple(c for c in completions if c is not None)
-
-    async def _complete(self, group: GroupRequest, index: int) -> Completion | None:
-        """One completion of the request. None: aborted without a token."""
-        request, params = group.request, group.request.params
-        so_far = request.prefix(index)
-        whole = complete(so_far, params.max_tokens, params.stop, self._tokenizer.decode_all)
-        while whole is None:
-            if group.aborted:
-                return so_far
-            output = await self._run(group, index, so_far)
-            self._tokens += len(output.token_ids)
-            try:
-                so_far = join(so_far, output, params.stop, self._tokenizer.decode_all)
-            except GenerationFailed:
-                self._spawn(self._swap.heal())
-                raise
-            # Else aborted, or ended by a swap before its first token arrived: it restarts under the
-            # new version.
-            if so_far is not None and so_far.finish is not Finish.PARTIAL:
-                whole = so_far
-        self._samples += 1
-        group.done[index] = whole
-        self.completion_finished(request.request_id)
-        return whole
-
-    async def _run(self, group: GroupRequest, index: int, prefix: Completion | None) -> Any:
-        """One vLLM request, to its end. Returns its CompletionOutput."""
-        request, key = group.request, group.keys[index]
-        name = f"{request.request_id}#{index}.{next(self._numbers)}"
-        if prefix is not None:
-            have = len(prefix.tokens)
-            tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
-            prepared = self._prepared(request, tokens, have)
-            # Not the random numbers that the prefix was drawn with.
-            (key,) = sample_keys(key, np.array([have])).tolist()
-        else:
-            if group.fresh[0] != self._swap.salt:
-                fresh = self._prepared(request, request.prompt_tokens, 0)
-                group.fresh = self._swap.salt, fresh
-            prepared = group.fresh[1]
-        # vLLM takes seeds of 63 bits.
-        seed = None if request.params.greedy else key >> 1
-        asked = internals.another(prepared, name, seed)
-        group.running[index] = name, prefix
-        try:
-            async for output in self._client.llm.generate(asked, asked.sampling_params, name):
-                last = output
-        except Exception as error:
-            raise self._client.error(error) from error
-        finally:
-            del group.running[index]
-        return last.outputs[0]
-
-    def _prepared(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
-        """vLLM's request for a completion. ``have``: number of tokens that were generated."""
-        from vllm import SamplingParams
-        from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
-
-        prompt, given = tokens_input(tokens.tolist(), cache_salt=self._swap.salt), request.params
-        drawn = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k}
-        try:
-            params = SamplingParams(
-                max_tokens=given.max_tokens - have,
-                **({"temperature": 0.0} if given.greedy else {**drawn, "seed": 0}),
-                stop=list(given.stop),
-                stop_token_ids=self._ends,
-                # Stop strings may contain special tokens.
-                skip_special_tokens=False,
-                spaces_between_special_tokens=False,
-                detokenize=bool(given.stop),
-                logprobs=0,
-                flat_logprobs=True,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            return internals.prepared(self._client.llm, prompt, params, self._tasks)
-        except Exception as error:
-            failure = self._client.error(error)
-            if self._closed or isinstance(failure, EngineDied):
-                raise failure from error
-            # vLLM's front end refused this one request; the engine goes on.
-            raise GenerationFailed(str(failure)) from error
+        return await self._requests.generate(request)
 
     def abort(self, request_id: str) -> None:
-        if (group := self._groups.get(request_id)) is not None:
-            self._spawn(self._end([group]))
-
-    def _end(self, groups: Collection[GroupRequest]) -> Coroutine[Any, Any, None]:
-        """Marks groups as aborted. Returns the call that ends their vLLM requests."""
-        for group in groups:
-            group.aborted = True
-        names = [name for group in groups for name, _ in group.running.values()]
-        return self._client.call(self._client.llm.abort(names))
+        self._requests.abort(request_id)
 
     def watch(self, every: int, report: OnPartial) -> None:
-        if every:
-            self._progress = ProgressReporter(
-                self._groups, self._client, self._tokenizer.decode_all, every, report
-            )
+        self._requests.watch(every, report)
 
     # ---- weights
 
-    async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
-        if self._closed:
-            raise EngineError("the engine is closed")
-        return await self._swap.load(version, tensors, self.on_update)
-
-    async def until_failure(self) -> None:
-        await self._client.until_dead()
-
     @property
     def version(self) -> int:
-        return self._swap.version
+        """-1 until the first weights are verified, and if the model's weights are undefined: no
+        tokens must be requested then."""
+        return self._version if self._proven and self._usable else -1
 
-    def stats(self) -> EngineStats:
-        swap, since = self._swap, self._idle_since
-        llm = self._client.llm
-        unfinished = [] if llm is None else list(internals.states(llm))
-        slots = self._config.rollout.max_sequences
-        return EngineStats(
-            tokens=self._tokens + sum(map(internals.tokens_so_far, unfinished)),
-            samples=self._samples,
-            running=min(len(unfinished), slots),
-            waiting=max(0, len(unfinished) - slots),
-            idle_s=self._idle_s + (time.monotonic() - since if since is not None else 0.0),
-            swap_s=swap.pause_s,
-            swaps=swap.count,
-            stage_s=swap.stage_s,
+    async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
+        if self._requests.closed:
+            raise EngineError("the engine is closed")
+        named = self._client.spec.table.canonical(tensors)
+        async with self._swapping:
+            started = time.monotonic()
+            try:
+                weights = await asyncio.to_thread(share, version, named.items())
+            except OSError as error:
+                raise SwapFailed(f"weights {version} not staged: {error}") from error
+            try:
+                await stage(self._client, weights)
+                self._stage_s = time.monotonic() - started
+                pause = await self._swap(weights)
+            except BaseException:
+                weights.close()
+                raise
+            old, self._served = self._served, weights
+            if old is not None:
+                old.close()
+                await self._client.ranks("paceline_drop", old.key)
+        if self._first_sync:
+            await self._verify(named)
+            self._first_sync = False
+        self._usable = self._proven = True
+        self._distrusted = False
+        return pause
+
+    async def _swap(self, weights: SharedWeights) -> float:
+        """Swaps on all ranks or none. Returns the seconds that generation was paused."""
+        llm, call, on_update = self._client.llm, self._client.call, self.on_update
+        if withdrawn := weights.version <= self._version:
+            on_update = "recompute"
+        started = time.monotonic()
+        await call(internals.pause(llm, "wait" if on_update == "drain" else "keep"))
+        if on_update == "drain":
+            # Until now sequences were generated: that does not count as a pause.
+            started = time.monotonic()
+        try:
+            await self._fill(weights)
+            await self._check(weights)
+            if withdrawn:
+                await self._requests.end_all()
+            await call(llm.update_weight_version(str(weights.version)))
+            self._version, self._requests.salt = weights.version, str(weights.key)
+            emptied = on_update != "keep" and await call(
+                llm.reset_prefix_cache(reset_running_requests=on_update == "recompute")
+            )
+            if not emptied:
+                # Waiting sequences carry the salt of blocks that the old weights made. The engine
+                # starts them again, with the new version's salt.
+                states = [s for s in internals.states(llm) if internals.tokens_so_far(s) == 0]
+                if names := list(map(internals.name_of, states)):
+                    await call(llm.abort(names))
+        finally:
+            await call(llm.resume_generation())
+        pause = time.monotonic() - started
+        self._pause_s += pause
+        self._swaps += 1
+        return pause
+
+    async def _fill(self, weights: SharedWeights) -> None:
+        problems = await self._fill_ranks(weights)
+        if not problems:
+            return
+        event(logger, "swap failed", logging.WARNING, version=weights.version, error=problems[0])
+        if self._served is None:
+            self._usable = False
+            raise EngineError(f"weights {weights.version} not loaded: {problems[0]}")
+        old = self._served
+        back = await self._fill_ranks(old)
+        await self._client.ranks("paceline_drop", weights.key)
+        if back:
+            self._usable = False
+            raise EngineError(f"weights {old.version} not restored: {back[0]}")
+        await self._check(old)
+        raise SwapFailed(f"weights {weights.version} not loaded: {problems[0]}")
+
+    async def _fill_ranks(self, weights: SharedWeights) -> list[str]:
+        """The ranks' errors."""
+        arguments = weights.key, self._compares, self._first_sync
+        return list(filter(None, await self._client.ranks("paceline_swap", *arguments)))
+
+    @property
+    def _compares(self) -> bool:
+        return self._verify_every > 0 and not self._client.spec.quantised
+
+    async def _check(self, weights: SharedWeights) -> None:
+        """While generation is paused: compares the parameters. If they differ, ends all requests
+        and raises ParametersDiffer."""
+        if not self._compares:
+            return
+        due = self._checked % self._verify_every == 0
+        complete = due or self._distrusted or self._first_sync
+        ranks = await self._client.ranks("paceline_check", weights.key, complete)
+        if wrong := list(dict.fromkeys(name for names in ranks for name in names)):
+            self._usable, self._distrusted = False, True
+            await self._requests.end_all()
+            if weights is not self._served:
+                await self._client.ranks("paceline_drop", weights.key)
+            raise ParametersDiffer.of(weights.version, wrong)
+        self._checked += 1
+
+    async def _verify(self, named: Mapping[str, Tensor]) -> None:
+        """Checks the kernels' results by log-probs."""
+        spec = self._client.spec
+        request = readback.probe(spec.vocabulary, spec.max_context)
+        completions = await self._requests.generate(request)
+        dtype = getattr(torch, spec.dtype)
+        gap, scale = await asyncio.to_thread(
+            readback.mean_gap, spec.model, named, dtype, request, completions
         )
+        limit = readback.tolerance(spec.dtype, scale, quantised=spec.quantised)
+        if not gap <= limit:
+            self._usable = False
+            raise WeightMismatch(
+                f"after the first sync vLLM's log-probs differ from those of the weights sent by "
+                f"{gap:.3g} on average, rounding explains {limit:.3g}"
+            )
+        event(logger, "first sync verified", gap=gap, limit=limit, compared=self._compares)
 
-    # ---- background work
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        def over(task: asyncio.Task[None]) -> None:
-            self._background.discard(task)
-            # The requests concerned fail by themselves.
-            if not task.cancelled() and (error := task.exception()) is not None:
-                event(logger, "background work failed", logging.WARNING, error=first_line(error))
-
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(over)
+    async def _empty_cache(self) -> None:
+        """Empties the key-value cache. Non-finite values stay in it, and even at a masked position
+        they corrupt later sequences that use the same memory."""
+        if self._emptying:
+            return
+        self._emptying = True
+        async with self._swapping:
+            self._emptying = False
+            event(logger, "cache emptied", logging.WARNING, why="log-probs that are not finite")
+            llm = self._client.llm
+            await self._client.call(internals.pause(llm, "keep"))
+            try:
+                await self._client.call(llm.reset_prefix_cache(reset_running_requests=True))
+                await self._client.ranks("paceline_scrub")
+            finally:
+                await self._client.call(llm.resume_generation())

@@ -18,18 +18,17 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline.weights.tensor_checksum import checksum
+from paceline.weights.tensor_checksum import checksum, weights_digest
 from paceline.weights.weight_manifest import Manifest
 from rollout_worker.engine.base import SwapFailed
-from rollout_worker.engine.parameter_parity import ParameterPart
+from rollout_worker.engine.parameters import ParameterPart
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.readback import CopyPlan, Place, Views, part_of
 
 _BUCKET_BYTES = 1 << 30
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -142,45 +141,67 @@ async def stage(client: VLLMClient, weights: SharedWeights) -> None:
         raise SwapFailed(f"weights {weights.version} not staged: {errors[0]}")
 
 
-_ROOM = 0.8  # Share of the device's free memory that staging takes at most
-
-_Name = TypeVar("_Name", str, Place)
+Place = tuple[str, int, tuple[int, ...], tuple[int, ...]]
+"""A part of a weight: name, offset, size, stride."""
+Key = tuple[str, int, tuple[int, ...], tuple[int, ...], int]
+Views = dict[Key, Tensor]
+"""Target memory by part of a weight (name, offset, size, stride) and target address: tied
+parameters get the same weight."""
 
 
 @dataclass(frozen=True)
 class RankWeights:
-    tensors: Mapping[str, Tensor]  # Whole, by name; not to be written to
-    plan: CopyPlan | None = None
-    slices: Mapping[Place, Tensor] | None = None
-    """The tensors that ``plan`` copies, on the device; None: there is no room, or no plan."""
+    tensors: Mapping[str, Tensor]  # Whole, by name, row-major; not to be written to
+    slices: Mapping[Place, Tensor] = field(default_factory=dict)
+    """The parts of them that are on the device; none if it has no room, or without a plan."""
 
-    def apply(self, plan: CopyPlan) -> None:
-        if self.slices is None or self.plan is not plan:
-            plan.apply(self.tensors)
-        else:
-            plan.copy([self.slices[key[:4]] for key in plan.views])
+    def part(self, place: Place) -> Tensor:
+        if (staged := self.slices.get(place)) is not None:
+            return staged
+        name, offset, size, stride = place
+        whole = self.tensors[name]
+        return whole.as_strided(size, stride, whole.storage_offset() + offset)
 
     def parts(self, views: Views) -> list[ParameterPart]:
         """The recorded copies, with what they should have copied."""
-        slices = self.slices or {}
-        found = []
-        for key, memory in views.items():
-            staged = slices.get(key[:4])
-            source = part_of(self.tensors, key) if staged is None else staged
-            found.append(ParameterPart(key[0], memory, source))
-        return found
+        return [ParameterPart(key[0], memory, self.part(key[:4])) for key, memory in views.items()]
+
+
+class CopyPlan:
+    """The copies of recorded ``views``, for weights of the same names and shapes."""
+
+    def __init__(self, views: Views) -> None:
+        self.views = views
+        self._memory = list(views.values())
+
+    def reproduces(self, model: nn.Module, weights: RankWeights) -> bool:
+        """True if the copies give the same parameters as the loaders just did, bit by bit. If
+        False, the model's weights are undefined."""
+        expected = weights_digest(model.named_parameters())
+        for memory in self._memory:
+            memory.fill_(float("nan"))
+        self.apply(weights)
+        return bool(weights_digest(model.named_parameters()) == expected)
+
+    def apply(self, weights: RankWeights) -> None:
+        sources = [weights.part(key[:4]) for key in self.views]
+        torch._foreach_copy_(self._memory, sources, non_blocking=True)
+
+
+_ROOM = 0.8  # Share of the device's free memory that staging takes at most
+
+_Name = TypeVar("_Name", str, Place)
 
 
 def stage_for(
     device: torch.device, tensors: Mapping[str, Tensor], plan: CopyPlan | None, *, ranks: int
 ) -> RankWeights:
     """``ranks``: of the engine."""
+    whole = RankWeights(tensors)
     if plan is not None:
-        parts = {key[:4]: part_of(tensors, key) for key in plan.views}
-        return RankWeights(tensors, plan, _on(device, parts))
-    if ranks > 1:
-        return RankWeights(tensors)
-    return RankWeights(_on(device, tensors) or tensors)
+        parts = {key[:4]: whole.part(key[:4]) for key in plan.views}
+        return RankWeights(tensors, _on(device, parts) or {})
+    return whole if ranks > 1 else RankWeights(_on(device, tensors) or tensors)
 
 
 def _on(device: torch.device, tensors: Mapping[_Name, Tensor]) -> dict[_Name, Tensor] | None:

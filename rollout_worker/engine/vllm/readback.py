@@ -22,15 +22,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from paceline.weights.tensor_checksum import weights_digest
 from rollout_worker.engine.base import Completion, Request, SamplingParams
-
-Place = tuple[str, int, tuple[int, ...], tuple[int, ...]]
-"""A part of a weight: name, offset, size, stride."""
-_Key = tuple[str, int, tuple[int, ...], tuple[int, ...], int]
-Views = dict[_Key, Tensor]
-"""Target memory by part of a weight (name, offset, size, stride) and target address: tied
-parameters get the same weight."""
+from rollout_worker.engine.vllm.rank_weights import CopyPlan, Key, Place, Views
 
 
 class Readback(TorchFunctionMode):
@@ -42,7 +35,7 @@ class Readback(TorchFunctionMode):
         self._weights = sorted((t.data_ptr(), t.nbytes, n) for n, t in weights.items() if t.numel())
         self._starts = [start for start, _, _ in self._weights]
         self.views: Views = {}
-        self._in_storage: dict[int, set[_Key]] = {}
+        self._in_storage: dict[int, set[Key]] = {}
         """Keys of the views, by the storage that they are in."""
 
     def __torch_function__(
@@ -82,7 +75,7 @@ class Readback(TorchFunctionMode):
                 moved = target.as_strided(view.shape, view.stride(), offset)
                 self._add((*key[:4], moved.data_ptr()), moved)
 
-    def _add(self, key: _Key, view: Tensor) -> None:
+    def _add(self, key: Key, view: Tensor) -> None:
         before = self.views.get(key)
         if before is not None:
             self._in_storage[before.untyped_storage().data_ptr()].discard(key)
@@ -109,36 +102,6 @@ class Readback(TorchFunctionMode):
         if any(_has_more(in_use.get(at, []), memories) for at, memories in written.items()):
             return None
         return CopyPlan(self.views)
-
-
-def part_of(weights: Mapping[str, Tensor], key: _Key) -> Tensor:
-    """``weights``: with the names and shapes of those that were recorded, row-major."""
-    name, offset, size, stride, _ = key
-    return weights[name].as_strided(size, stride, weights[name].storage_offset() + offset)
-
-
-class CopyPlan:
-    """The copies of recorded ``views``."""
-
-    def __init__(self, views: Views) -> None:
-        self.views = views
-        self._memory = list(views.values())
-
-    def reproduces(self, model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
-        """True if the copies give the same parameters as the loaders just did, bit by bit. If
-        False, the model's weights are undefined."""
-        expected = weights_digest(model.named_parameters())
-        for memory in self._memory:
-            memory.fill_(float("nan"))
-        self.apply(weights)
-        return bool(weights_digest(model.named_parameters()) == expected)
-
-    def apply(self, weights: Mapping[str, Tensor]) -> None:
-        """``weights``: with the names and shapes of the plan, row-major."""
-        self.copy([part_of(weights, key) for key in self.views])
-
-    def copy(self, sources: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(self._memory, list(sources), non_blocking=True)
 
 
 def _storage_of(tensor: Tensor) -> int:

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollout_worker.engine.parameter_parity import differing
-from rollout_worker.engine.vllm.rank_weights import RankWeights, read, stage_for
-from rollout_worker.engine.vllm.readback import CopyPlan, Place, Readback
+from rollout_worker.engine.parameters import differing
+from rollout_worker.engine.vllm.rank_weights import CopyPlan, Place, RankWeights, read, stage_for
+from rollout_worker.engine.vllm.readback import Readback
 
 
 class PacelineRank:
@@ -81,19 +81,18 @@ class PacelineRank:
         try:
             weights = self._paceline_weights
             staged = weights.staged[key]
-            tensors = staged.tensors
             with set_current_vllm_config(self.vllm_config), torch.no_grad():
                 if first:
                     weights.plan = None
                 if weights.plan is not None:
-                    staged.apply(weights.plan)
+                    weights.plan.apply(staged)
                 elif note:
-                    loaded = self._paceline_noted_fill(weights, tensors)
+                    loaded = self._paceline_noted_fill(weights, staged.tensors)
                     if first:
                         weights.noted = weights.notes.places()
-                        self._paceline_plan(weights, tensors, loaded)
+                        self._paceline_plan(weights, staged, loaded)
                 else:
-                    self.paceline_fill(self.model_runner.model, tensors)
+                    self.paceline_fill(self.model_runner.model, staged.tensors)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
         except Exception as problem:
@@ -101,7 +100,7 @@ class PacelineRank:
         return ""
 
     def _paceline_plan(
-        self: Any, weights: _Weights, tensors: dict[str, Tensor], loaded: set[str] | None
+        self: Any, weights: _Weights, staged: RankWeights, loaded: set[str] | None
     ) -> None:
         model = self.model_runner.model
         # These models compute further values from the loaded weights.
@@ -110,10 +109,10 @@ class PacelineRank:
             return
         if (plan := weights.notes.plan(model, loaded)) is None:
             return
-        if plan.reproduces(model, tensors):
+        if plan.reproduces(model, staged):
             weights.plan = plan
         else:
-            self._paceline_noted_fill(weights, tensors)
+            self._paceline_noted_fill(weights, staged.tensors)
 
     def _paceline_noted_fill(
         self: Any, weights: _Weights, tensors: dict[str, Tensor]

@@ -21,8 +21,8 @@ from paceline.payloads.store import partial_ref
 from paceline.rpc.auth import TOKEN_VARIABLE, own_token
 from paceline.v1 import rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
-from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
+from rollout_worker.engine.choice import make_engine
 from rollout_worker.main import RolloutWorker
 from rollout_worker.tasks.partial_rollouts import GROWTH, prefixes_of
 from testbed.fleets.controllers import addresses, config_of, running_controllers, until

@@ -14,7 +14,6 @@ import pytest_asyncio
 import torch
 
 from paceline.prompt_tokenizer import PromptTokenizer
-from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import (
     Aborted,
     Completion,
@@ -25,7 +24,9 @@ from rollout_worker.engine.base import (
     SamplingParams,
     SwapFailed,
 )
-from rollout_worker.engine.vllm import readback, swap
+from rollout_worker.engine.choice import make_engine
+from rollout_worker.engine.vllm import engine as vllm_engine
+from rollout_worker.engine.vllm import readback
 from rollout_worker.engine.vllm.rank_weights import SharedWeights, share
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
@@ -198,7 +199,7 @@ async def test_damaged_weights_leave_the_old_version_serving(
         described = json.loads(segment.description) | {"checksum": "0" * 32}
         return replace(segment, description=json.dumps(described))
 
-    monkeypatch.setattr(swap, "share", damaged)
+    monkeypatch.setattr(vllm_engine, "share", damaged)
     with pytest.raises(SwapFailed, match="checksum"):
         await load(engine, models[1])
     assert engine.version == version
@@ -217,7 +218,7 @@ async def test_generation_goes_on_while_weights_are_staged(
         assert written.wait(60)
         return share(*arguments)
 
-    monkeypatch.setattr(swap, "share", held)
+    monkeypatch.setattr(vllm_engine, "share", held)
     paused = engine.stats().swap_s
     running = asyncio.create_task(engine.generate(ask("run", count=64, max_tokens=300, seed=3)))
     loading = asyncio.create_task(load(engine, models[0]))

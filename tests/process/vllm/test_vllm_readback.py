@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rollout_worker.engine.parameter_parity import differing
+from rollout_worker.engine.parameters import differing
 from rollout_worker.engine.vllm.rank_weights import RankWeights
 from rollout_worker.engine.vllm.readback import Readback
 
@@ -122,8 +122,8 @@ def test_a_plan_loads_other_weights_as_the_loader_would(weights: Weights) -> Non
     model, expected = Model(torch.bfloat16), Model(torch.bfloat16)
     plan = planned(weights, model, model.load)
     other = {name: weight * 2 - 1 for name, weight in weights.items()}
-    assert plan.reproduces(model, weights)
-    plan.apply(other)
+    assert plan.reproduces(model, RankWeights(weights))
+    plan.apply(RankWeights(other))
     expected.load(other)
     for name, parameter in expected.named_parameters():
         assert torch.equal(getattr(model, name), parameter), name
@@ -159,7 +159,7 @@ def test_no_plan_is_taken_that_does_not_give_what_the_loader_gave(weights: Weigh
         model.load(given)
         model.norm.data.add_(1)  # as where a checkpoint holds w - 1
 
-    assert not planned(weights, model, load).reproduces(model, weights)
+    assert not planned(weights, model, load).reproduces(model, RankWeights(weights))
 
 
 def test_parameters_that_no_checkpoint_carries_do_not_matter(weights: Weights) -> None:

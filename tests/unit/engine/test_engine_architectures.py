@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from rollout_worker.engine.base import EngineError
-from rollout_worker.engine.model import WeightTable, copy_parts
+from rollout_worker.engine.parameters import WeightTable, copy_parts
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.decoder import HFDecoder, largest_gap
 from rollout_worker.engine.transformers.engine import TransformersEngine

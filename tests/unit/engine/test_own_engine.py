@@ -7,9 +7,8 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
-from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
-from rollout_worker.engine.own_engine import own_engine
+from rollout_worker.engine.choice import make_engine, own_engine
 from testbed.fleets.local_run import write_run
 from tests.fixtures.preflight import INPUTS, findings_of
 from tests.fixtures.train_states import tiny_config

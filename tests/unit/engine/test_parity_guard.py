@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollout_worker.engine import parameter_parity
+from rollout_worker.engine import parameters
 from rollout_worker.engine.base import (
     Aborted,
     EngineStats,
@@ -17,7 +17,7 @@ from rollout_worker.engine.base import (
     Request,
     SamplingParams,
 )
-from rollout_worker.engine.parameter_parity import WHOLE, ParameterPart, differing
+from rollout_worker.engine.parameters import WHOLE, ParameterPart, differing
 from rollout_worker.engine.transformers import engine as transformers_engine
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import Reference, make_test_engine, tiny_config
@@ -58,7 +58,7 @@ def test_one_wrong_element_is_found_by_a_complete_comparison_and_in_small_weight
 
 def test_every_comparison_samples_other_elements() -> None:
     """What one sample misses, a later one finds."""
-    parameter_parity._places.seed(5)
+    parameters._places.seed(5)
     old = torch.zeros(200, 1000)
     new = trained(old, 3e-5)
     found = [differing([ParameterPart("w", old, new)], complete=False) for _ in range(60)]

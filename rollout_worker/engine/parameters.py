@@ -1,6 +1,6 @@
-"""Parity guard: an engine's parameters compared with the weights that were loaded into them.
+"""Parameters of an engine: the places of weights by name, and the comparison with what was loaded.
 
-After every swap, before the first token of the new version:
+After every swap, before the first token of the new version, the parity guard compares:
 
     sampled    SAMPLE elements of every weight, others each time
     complete   every element: the first version, and then each ``rollout.verify_every``-th
@@ -19,11 +19,13 @@ offset is random.
 
 import functools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rollout_worker.engine.base import WeightMismatch, some
 
 SAMPLE = 4096  # Elements of a weight that a sampled comparison reads, about
 WHOLE = 4 * SAMPLE  # A weight of at most so many elements is always read whole: that costs no more
@@ -42,6 +44,56 @@ class ParameterPart(NamedTuple):
     name: str
     memory: Tensor
     source: Tensor
+
+
+class WeightTable:
+    """The model's parameters and buffers by name. Tied parameters have several names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._by_name: dict[str, Tensor] = model.state_dict(keep_vars=True) | parameters
+        self._buffers = self._by_name.keys() - parameters.keys()
+        self._names: dict[int, list[str]] = {}
+        for name, parameter in parameters.items():
+            self._names.setdefault(id(parameter), []).append(name)
+
+    def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The staged tensors, tied ones once, under their first name. Raises WeightMismatch."""
+        unknown = [name for name in tensors if name not in self._by_name]
+        if unknown:
+            raise WeightMismatch(f"weights unknown to the model: {some(unknown)}")
+        missing = [
+            names[0] for names in self._names.values() if not any(n in tensors for n in names)
+        ]
+        if missing:
+            raise WeightMismatch(f"weights missing: {some(missing)}")
+        for name, staged in tensors.items():
+            shape = self._by_name[name].shape
+            if staged.shape != shape:
+                raise WeightMismatch(
+                    f"{name} has shape {tuple(staged.shape)}, the model {tuple(shape)}"
+                )
+        result = {name: staged for name, staged in tensors.items() if name in self._buffers}
+        for names in self._names.values():
+            given, *others = [name for name in names if name in tensors]
+            first = tensors[given]
+            for other in others:
+                if tensors[other] is not first and not torch.equal(tensors[other], first):
+                    raise WeightMismatch(f"{other} and {given} are tied but differ")
+            result[names[0]] = first
+        return result
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> list[ParameterPart]:
+        """The copies of a swap. Raises WeightMismatch; changes nothing."""
+        found = self.canonical(tensors)
+        return [ParameterPart(name, self._by_name[name], staged) for name, staged in found.items()]
+
+
+@torch.no_grad()
+def copy_parts(parts: Sequence[ParameterPart]) -> None:
+    """Copies every staged tensor into its parameter, converting type and device."""
+    for part in parts:
+        part.memory.copy_(part.source)
 
 
 def differing(parts: Iterable[ParameterPart], *, complete: bool) -> list[str]:
@@ -63,11 +115,6 @@ def differing(parts: Iterable[ParameterPart], *, complete: bool) -> list[str]:
     # One wait for each device, instead of one for each weight.
     flags = torch.cat(same) if len(devices) == 1 else torch.cat([f.cpu() for f in same] or [_NONE])
     return list(dict.fromkeys(n for n, ok in zip(names, flags.tolist(), strict=True) if not ok))
-
-
-def some(names: Sequence[str]) -> str:
-    """The first name, and how many more there are."""
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _lattice(shape: Sequence[int]) -> tuple[slice, ...]:
