@@ -1,6 +1,6 @@
 """Output of a policy worker after a commit: weights to engines, checkpoints to disk.
 
-    commit ──► publish ──► publisher's threads ──► receivers      (replicas with links)
+    commit ──► publisher ──► its threads ──► receivers            (replicas with links)
           └──► checkpoint ──► writer's thread ──► RecordCheckpoint ──► obsolete ones deleted
                                                                   (rank 0 of the mesh)
 
@@ -19,7 +19,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from paceline.errors import BadInput
 from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
@@ -65,46 +64,28 @@ class AfterCommit:
         self._recorded: _Outcome | None = None
         self._outcomes: SimpleQueue[_Outcome] = SimpleQueue()
         self._records: list[Future[None]] = []
-        self.last_publish_s = 0.0
         # On the session's thread: links form while the training thread computes.
-        control.on_directive(lambda d: self.publisher.set_links(self._own_links(d)))
+        control.on_directive(self._link)
+
+    def _link(self, directive: worker_pb2.Directive) -> None:
+        own = self._control.caller.incarnation
+        links = [link for link in directive.links if link.publisher.incarnation == own]
+        self.publisher.set_links(links)
 
     def work_due(self) -> bool:
         """A directive asks for something that the training thread does between steps."""
-        directive = self._control.directive
-        if directive is None or self.checkpoint_due() or self._lost_record() is not None:
+        if self._control.directive is None or self.publisher.due or self.checkpoint_due():
             return True
-        unpublished = self.publisher.version != self._trainer.state.version
-        return unpublished and bool(self._own_links(directive))
+        return self._lost_record() is not None
 
     def serve(self) -> None:
         """Does it."""
-        self.publish()
+        self.publisher.publish_newest()
         if self.checkpoint_due():
             self.save_checkpoint()
         elif (lost := self._lost_record()) is not None:
             self._recorded = None
             self._record(lost)
-
-    # -- weights ------------------------------------------------------------------------------
-
-    def publish(self) -> None:
-        """Publishes the newest weights, if receivers are linked to this replica. A replica that
-        feeds nobody keeps no copy of them."""
-        directive, version = self._control.directive, self._trainer.state.version
-        if directive is None or version < 0 or self.publisher.version == version:
-            return
-        if not self._own_links(directive):
-            if self.publisher.version != NO_VERSION:
-                self.publisher.take_back()
-            return
-        if not self._trainer.publishes:
-            # They would wait for ever.
-            raise BadInput(
-                "the objective trains no language model, and rollout workers wait for its weights: "
-                'train it on recorded data (rollout.source = "recorded"), where no engine runs'
-            )
-        self.last_publish_s = self.publisher.publish_state(version)
 
     def forget_from(self, version: Version) -> None:
         """This replica received the state of ``version`` from another one: what it published or
@@ -115,13 +96,6 @@ class AfterCommit:
         if self._saved >= version:
             self._trainer.checkpointer.abandon(version)
             self._saved, self._saved_step = NO_VERSION, Step(0)
-
-    def _own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
-        """Links that this replica publishes to; any thread."""
-        incarnation = self._control.caller.incarnation
-        return [link for link in directive.links if link.publisher.incarnation == incarnation]
-
-    # -- checkpoints --------------------------------------------------------------------------
 
     def checkpoint_due(self) -> bool:
         """This replica is to write a checkpoint of its present state now."""

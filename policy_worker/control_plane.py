@@ -71,8 +71,10 @@ class BlockingControlPlane:
         self._wake.set()
 
     def on_directive(self, callback: Callable[[worker_pb2.Directive], None]) -> None:
-        """``callback`` runs on the background thread and must not block."""
+        """``callback`` runs on the background thread and must not block. A wait looks again after
+        it."""
         self._session.on_directive(callback)
+        self._session.on_directive(lambda _: self._wake.set())
 
     def register(self, side: SideChannel | None = None) -> worker_pb2.RegisterReply:
         """Joins the fleet without any state. From then on ``side`` reports only if the session's

@@ -296,7 +296,7 @@ class PolicyWorker:
         if self.admitted and self.trainer.replica.size == 1:
             # A receiver that joins in the middle of a long step need not wait for its end: weights
             # do not change before the commit. With several ranks publishing is collective.
-            self.out.publish()
+            self.out.publisher.publish_newest()
 
     def sleep(
         self, directive: worker_pb2.Directive, activity: str, limit_s: float = math.inf

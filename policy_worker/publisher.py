@@ -1,8 +1,8 @@
 """Publishing of a replica's weights: a snapshot on the training path, encoding and sending in the
 background.
 
-    commit ─► publish_state ─► slices ─► share_exchange ─► share of each rank ─► newest snapshot
-       └──────── on a stream of its own ───────┘                                      │
+    commit ─► publish_newest ─► slices ─► share_exchange ─► share of each rank ─► newest snapshot
+       └──────── on a stream of its own ────────┘                                      │
     directive ─► rank 0 ─► LinkNotices ─► the same links on every rank ─► link threads ─► receivers
 
 Each rank of a replica keeps a share of the buckets and is a source of its links.
@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from paceline.errors import BadInput
 from paceline.ids import Version
 from paceline.process import threads
 from paceline.process.compute_device import compute_dtype
@@ -37,7 +38,7 @@ from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShard
 from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
 from policy_worker.model.host_memory import DeviceCopies
-from policy_worker.model.train_state import TrainState
+from policy_worker.model.train_state import NO_VERSION, TrainState
 from policy_worker.objectives.objective import POLICY
 from policy_worker.ranks.operations import on_every_rank
 from policy_worker.ranks.rank_group import FOREVER
@@ -152,6 +153,7 @@ class ReplicaPublisher(WeightPublisher):
         self.state, self.replica = state, replica
         self._notices: LinkNotices | None = None
         self._copies = DeviceCopies(device)
+        self.last_publish_s = 0.0
         super().__init__(
             url=place.url,
             run_id=place.run_id,
@@ -174,6 +176,29 @@ class ReplicaPublisher(WeightPublisher):
         super().set_links(links)
         if self._notices is not None:
             self._notices.tell(links)
+
+    @property
+    def due(self) -> bool:
+        """Receivers are linked to this replica, and its present weights are not published."""
+        return bool(self._links) and self.state.version not in (self.version, NO_VERSION)
+
+    def publish_newest(self) -> None:
+        """Rank 0: publishes the present weights if that is due. A replica that feeds nobody keeps
+        no copy of earlier ones."""
+        version = self.state.version
+        if version in (self.version, NO_VERSION):
+            return
+        if not self._links:
+            if self.version != NO_VERSION:
+                self.take_back()
+            return
+        if POLICY not in self.state.parts:
+            # They would wait for ever.
+            raise BadInput(
+                "the objective trains no language model, and rollout workers wait for its weights: "
+                'train it on recorded data (rollout.source = "recorded"), where no engine runs'
+            )
+        self.last_publish_s = self.publish_state(version)
 
     @on_every_rank
     def publish_state(self, version: Version) -> float:

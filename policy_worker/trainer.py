@@ -33,7 +33,6 @@ from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model.train_state import NO_VERSION, TrainState
 from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.objectives.load import load_objective
-from policy_worker.objectives.objective import POLICY
 from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.ranks.operations import follow as follow_operations
 from policy_worker.ranks.operations import on_every_rank
@@ -245,11 +244,6 @@ class Trainer:
         """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
         self._taken.clear()
         return self.gradients.begin(spec, shard)
-
-    @property
-    def publishes(self) -> bool:
-        """True if there is a policy whose weights rollout workers could load."""
-        return POLICY in self.state.parts
 
     @on_every_rank
     def take(self, accepted: Sequence[AcceptedGroup], *, fetch: Fetch | None = None) -> Taken:

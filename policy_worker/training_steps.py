@@ -118,7 +118,7 @@ class TrainingSteps:
         stats.set("time_compute_s", computed - fetched)
         stats.set("time_reduce_s", reduced - computed)
         stats.set("time_commit_s", self._last_commit_s)
-        stats.set("time_publish_s", self.out.last_publish_s)
+        stats.set("time_publish_s", self.out.publisher.last_publish_s)
         with waiting(WaitKind.VOTES, f"waiting for the votes of step {plan.step}"):
             version = self.vote(plan, stats)
         if version is None:
@@ -138,7 +138,7 @@ class TrainingSteps:
             loss=stats.mean("loss"),
             ms=(time.monotonic() - fetched) * 1e3,
         )
-        self.out.publish()
+        self.out.publisher.publish_newest()
         if plan.checkpoint:
             self.out.save_checkpoint()
         self._idle_since = time.monotonic()

@@ -191,7 +191,6 @@ def test_only_the_policy_is_published(model):
     }
     assert published_by(both) == wanted
     alone = trained(config_of(model, ALONE))
-    assert not alone.publishes
     assert published_by(alone) == set()
 
 

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import BadInput
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker import after_commit
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
-from tests.fixtures.policy_models import make_config
 
 
 class Desk:
@@ -43,11 +41,8 @@ class Writer:
 
     def __init__(self) -> None:
         self.rank = 0
-        self.publishes = True
-        self.config = make_config()
-        self.state = SimpleNamespace(step=0, version=0, parts={})
-        self.device = None
-        self.publisher = SimpleNamespace(version=-1, set_links=lambda links: None)
+        self.state = SimpleNamespace(step=0, version=0)
+        self.publisher = SimpleNamespace(version=-1, due=False, publish_newest=lambda: None)
         self.open_publisher = lambda *a, **k: self.publisher
         self.saves: list[tuple[int, int, Future[CheckpointInfo]]] = []
         self.checkpointer = SimpleNamespace(delete=lambda paths: None)
@@ -169,13 +164,3 @@ def test_what_was_published_and_saved_as_the_version_that_came_from_another_is_f
     out.forget_from(3)
     assert forgotten == ["weights", 3]
     assert out.checkpoint_due()
-
-
-def test_rollout_workers_that_wait_for_a_policy_that_nobody_trains_end_the_run(due) -> None:
-    """A reward model alone has no weights for them: they would wait for ever."""
-    out, desk, trainer = due
-    trainer.publishes = False
-    out.publish()  # nobody waits
-    desk.directive.links.add(publisher={"incarnation": desk.caller.incarnation})
-    with pytest.raises(BadInput, match=r"rollout\.source"):
-        out.publish()

@@ -2,13 +2,14 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from paceline.errors import BadInput
 from paceline.v1 import common_pb2, worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.objectives.objective import POLICY
@@ -24,7 +25,7 @@ OWN, OTHER = 7, 8
 class Trainer:
     """One rank, and weights that are changed by hand."""
 
-    rank, publishes = 0, True
+    rank = 0
 
     def __init__(self) -> None:
         self.weights = [("w", torch.zeros(1000))]
@@ -44,23 +45,26 @@ class Replica:
 
     def __init__(self) -> None:
         caller = common_pb2.Caller(worker_id="policy-0", incarnation=OWN)
+        follows: list[Callable[[worker_pb2.Directive], None]] = []
         self.control: Any = SimpleNamespace(
-            directive=worker_pb2.Directive(), caller=caller, on_directive=lambda follow: None
+            directive=worker_pb2.Directive(), caller=caller, on_directive=follows.append
         )
         self.trainer: Any = Trainer()
         reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
         self.out = AfterCommit(self.control, self.trainer, reply, "127.0.0.1")
+        (self.follow,) = follows
 
     def feed(self, *publishers: int) -> None:
         del self.control.directive.links[:]
         for epoch, incarnation in enumerate(publishers, 1):
             publisher = worker_pb2.MeshMember(incarnation=incarnation)
             self.control.directive.links.add(epoch=epoch, publisher=publisher)
+        self.follow(self.control.directive)
 
     def commit(self) -> None:
         self.trainer.state.version += 1
         self.trainer.weights[0][1].add_(1)
-        self.out.publish()
+        self.out.publisher.publish_newest()
 
     def copies(self) -> list[weakref.ref[torch.Tensor]]:
         newest = self.out.publisher._newest
@@ -68,7 +72,9 @@ class Replica:
 
 
 @pytest.fixture
-def replica() -> Iterator[Replica]:
+def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replica]:
+    # Its links have no other end.
+    monkeypatch.setattr(ReplicaPublisher, "_begin", lambda publisher, link: None)
     made = Replica()
     yield made
     made.out.publisher.close()
@@ -88,3 +94,14 @@ def test_a_replica_that_has_lost_its_receivers_lets_go_of_its_copies(replica: Re
     assert replica.out.work_due(), "it publishes what it holds"
     replica.out.serve()
     assert replica.out.publisher.version == 4
+
+
+def test_rollout_workers_that_wait_for_a_policy_that_nobody_trains_end_the_run(
+    replica: Replica,
+) -> None:
+    """A reward model alone has no weights for them: they would wait for ever."""
+    replica.trainer.state.parts = {}
+    replica.commit()  # nobody waits
+    replica.feed(OWN)
+    with pytest.raises(BadInput, match=r"rollout\.source"):
+        replica.out.serve()
