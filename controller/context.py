@@ -70,6 +70,7 @@ class ControllerContext:
             self.config,
             self.run_dir,
             self.stores.payloads,
+            self.projector,
             fill_texts=self.texts.fill,
             may_write=may_write,
         )

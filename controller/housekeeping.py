@@ -14,15 +14,15 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
-from controller.export.exporters import FINISH_S, Item
+from controller.export.exporters import FINISH_S
 from controller.ledger import Ledger
 from controller.ledger.codec import encode
 from controller.ledger.enums import Phase
-from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
+from controller.ledger.events import StepCommitted, TaskDropped
 from controller.ledger.views import live_payloads, may_need
 from controller.runtime import NotLeading
-from controller.store.group_commit import CommitBatch, GroupCommit
-from controller.store.journal import START, Deposed, LedgerSnapshot, Position, RedisFull
+from controller.store.group_commit import GroupCommit
+from controller.store.journal import START, Deposed, Entry, LedgerSnapshot, Position, RedisFull
 from paceline.observe.projection import answer_of
 from paceline.payloads.store import Ref, partial_ref
 from paceline.process.structured_log import event
@@ -64,7 +64,7 @@ class Housekeeping:
         self._group_commit = group_commit
         self._snapshot_at = snapshot_at
         self._events_since_snapshot = 0
-        self._held_lines: list[Item] | None = []
+        self._held_lines: list[Entry] | None = []
         """Entries to be written once the lines before them are; None: those are."""
         self._obsolete: list[Ref] = []
         """Payloads that the newest durable entry makes needless, until they are deleted."""
@@ -100,25 +100,26 @@ class Housekeeping:
 
     # ---- run files and sinks ------------------------------------------------------------------
 
-    def record(self, batch: CommitBatch, entry: Item, *, last: bool) -> None:
+    def record(self, entry: Entry, *, last: bool) -> None:
         """Writes what has become durable; ``last``: the run has ended with it."""
         if self._held_lines is None:
             self._write(entry)
         else:
             self._held_lines.append(entry)
         if (archive := self.exporters.archive) is not None:
-            for done, data in zip(batch.events, batch.json, strict=True):
+            for done, data in zip(entry.decoded, entry.events, strict=True):
                 if isinstance(done, StepCommitted):
-                    archive.keep(self._ledger.state, done.step, batch.t)
+                    archive.keep(self._ledger.state, done.step, entry.t)
                 elif isinstance(done, TaskDropped):
-                    archive.drop(self._ledger.state, data, batch.t)
+                    archive.drop(self._ledger.state, data, entry.t)
         if last:
             self.over = True
             self.chore(self._finish_outflow())
 
-    def _write(self, entry: Item) -> None:
-        self.files.record(*entry)
-        self.exporters.record(*entry)
+    def _write(self, entry: Entry) -> None:
+        told = entry.at.entry, entry.t, entry.records
+        self.files.record(*told)
+        self.exporters.record(*told)
 
     async def _write_missing_lines(self, end: Position) -> None:
         """First what earlier leaders journalled and did not write, then what waited meanwhile."""
@@ -126,9 +127,7 @@ class Housekeeping:
         try:
             while entries := await self._context.stores.journal.scan(position, until=end.entry):
                 for entry in entries:
-                    records = [record_of(from_json(e), e) for e in entry.events]
-                    self.files.record(entry.at.entry, entry.t, records)
-                    self.exporters.record(entry.at.entry, entry.t, records)
+                    self._write(entry)
                 position = entries[-1].at.entry
         except (RedisError, OSError) as error:
             event(log, "run files have a gap", why=str(error), level=logging.WARNING)

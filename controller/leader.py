@@ -4,8 +4,8 @@
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable
                                                                 ├─► replies, long polls
                                                                 ├─► directives (sessions)
-                                                                ├─► run files (thread), and from
-                                                                │   them sinks, alerts (threads)
+                                                                ├─► projection, and from it alerts
+                                                                ├─► run files, sinks (threads)
                                                                 └─► payloads that may go, snapshots
 
 Loops, and what ends them:
@@ -32,12 +32,12 @@ from controller.fleet.sessions import ServerSession, Sessions
 from controller.housekeeping import Housekeeping
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import Command, CommandRefused
-from controller.ledger.events import RunFailed, RunFinished, StepCommitted, record_of
+from controller.ledger.events import Event, RunFailed, RunFinished, StepCommitted
 from controller.ledger.state.fleet import Worker
 from controller.ledger.views import may_need
 from controller.runtime import LongPolls, NotLeading, cancel_all
-from controller.store.group_commit import CommitBatch, GroupCommit
-from controller.store.journal import Deposed, LedgerSnapshot
+from controller.store.group_commit import GroupCommit
+from controller.store.journal import Deposed, Entry, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
 from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.payloads.store import Ref
@@ -76,11 +76,7 @@ class Leader:
         """Last reports of living workers whose session has ended, by (worker id, incarnation)."""
         self.liveness = Liveness(config.fleet)
         self.group_commit = GroupCommit(
-            stores.journal,
-            term=term,
-            at=replica.at,
-            on_flush=self._close_batch,
-            clock=context.clock,
+            stores.journal, replica, term=term, on_flush=self._close_batch, clock=context.clock
         )
         self.housekeeping = Housekeeping(
             context, term, self.ledger, self.group_commit, replica.snapshot_at
@@ -122,8 +118,7 @@ class Leader:
             log.exception("a decision failed halfway command=%s", command.name)
             self._spoil("a decision failed halfway: the ledger is read again")
             raise NotLeading(f"{command.name} failed: stepping down") from error
-        if events := self.ledger.take_events():
-            self.group_commit.add(events)
+        self.group_commit.gather()
         return reply
 
     def check_term(self, seen: int) -> None:
@@ -311,29 +306,25 @@ class Leader:
 
     # ---- a batch's way --------------------------------------------------------------------
 
-    def _close_batch(self, batch: CommitBatch) -> Callable[[], None]:
+    def _close_batch(self, events: Sequence[Event]) -> Callable[[Entry], None]:
         """The ledger stands exactly at the batch's end: what depends on that is taken now. Returns
         the work for when the batch is durable."""
-        directed = any(e.directs for e in batch.events)
+        directed = any(e.directs for e in events)
         directives = self.sessions.collect() if directed else []
         obsolete = self.ledger.take_garbage()
-        snapshot = self.housekeeping.snapshot_due(len(batch.events))
-        last = any(isinstance(e, RunFinished | RunFailed) for e in batch.events)
+        snapshot = self.housekeeping.snapshot_due(len(events))
+        last = any(isinstance(e, RunFinished | RunFailed) for e in events)
 
-        def durable() -> None:
-            self.long_polls.announce(batch.events)
-            for committed in batch.events:
+        def durable(entry: Entry) -> None:
+            self.long_polls.announce(events)
+            for committed in events:
                 if isinstance(committed, StepCommitted):
                     self.flow.commit(committed.metrics)
             for session, directive in directives:
                 self.sessions.send(session, directive)
-            # The way of an event to a page; beside it, to the files.
-            records = [record_of(e, data) for e, data in zip(batch.events, batch.json, strict=True)]
-            entry = batch.at.entry, batch.t, records
-            self.context.projector.post(*entry)
-            self.housekeeping.record(batch, entry, last=last)
+            self.housekeeping.record(entry, last=last)
             self.housekeeping.discard(obsolete)
             if snapshot is not None:
-                self.housekeeping.begin_save(LedgerSnapshot(batch.at, snapshot, batch.t))
+                self.housekeeping.begin_save(LedgerSnapshot(entry.at, snapshot, entry.t))
 
         return durable

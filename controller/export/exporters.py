@@ -18,8 +18,8 @@ from controller.export.alerts import AlertThread
 from controller.export.group_content import FillTexts
 from controller.export.sample_archiver import SampleArchiver
 from paceline.config.schema import Config
-from paceline.observe.event_history import is_listed
-from paceline.observe.run_files import RunFileWriter, finite, metrics_row
+from paceline.observe.projection import Projector
+from paceline.observe.run_files import RunFileWriter, metrics_row
 from paceline.observe.sinks.base import external_run, sink_maker
 from paceline.observe.sinks.sink_thread import SinkThread
 from paceline.payloads.store import PayloadStore
@@ -114,12 +114,14 @@ class Exporters:
         config: Config,
         run_dir: Path,
         payloads: PayloadStore,
+        projector: Projector,
         *,
         fill_texts: FillTexts,
         may_write: Callable[[], bool],
     ) -> None:
         self._config = config
         self._run_dir = run_dir
+        self._projector = projector
         self._may_write = may_write
         self.feeds: list[SinkThread] = []
         self.alerts: AlertThread | None = None
@@ -135,8 +137,8 @@ class Exporters:
         config, may_write = self._config, self._may_write
         run = external_run(config, self._run_dir, started_t)
         if config.alerts.webhook_file is not None or config.alerts.command:
-            name, run_dir = config.run.name, self._run_dir
-            self.alerts = AlertThread(config.alerts, name, run_dir, progress, may_write=may_write)
+            place = config.run.name, self._run_dir, self._projector
+            self.alerts = AlertThread(config.alerts, *place, progress, may_write=may_write)
         path = self._run_dir / "metrics.jsonl"
         self.feeds = [
             SinkThread(name, sink_maker(name, run), path, may_write=may_write)
@@ -147,13 +149,12 @@ class Exporters:
 
     def record(self, position: str, t: float, records: Sequence[Mapping[str, Any]]) -> None:
         """Takes the next journal entry, as the run files do; returns at once."""
+        if not self.feeds:
+            return
         for n, record in enumerate(records):
-            head = {"position": position, "n": n, "t": round(t, 3)}
-            if self.feeds and (row := metrics_row(record)) is not None:
+            if (row := metrics_row(record)) is not None:
                 for feed in self.feeds:
-                    feed.put({**head, **row})
-            if self.alerts is not None and is_listed(record):
-                self.alerts.put({**head, **finite(record)})
+                    feed.put({"position": position, "n": n, "t": round(t, 3), **row})
 
     def begin_close(self, outcome: str | None) -> None:
         """Returns at once. ``outcome``: finished or failed; None if the run goes on."""

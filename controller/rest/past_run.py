@@ -69,8 +69,8 @@ def past_controller(run_dir: Path) -> Controller:
 def _ledger_of(run: Projection) -> Ledger:
     ledger, history = Ledger(), run.history
     state = ledger.state
-    state.phase, state.reason = PHASES.get(history.status, Phase.SUSPENDED), history.reason
-    state.versions.step = Step(history.step)
+    state.phase, state.reason = PHASES.get(run.status, Phase.SUSPENDED), run.reason
+    state.versions.step = Step(run.step)
     ends = history.after(None, limit=1, newest=False), history.after(None, limit=1, newest=True)
     state.started_t, state.ended_t = (found[0].t if found else 0.0 for found in ends)
     if rows := run.newest_steps(1):

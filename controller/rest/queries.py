@@ -20,7 +20,8 @@ from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_p
 from controller.rest.schemas import Problem, documented
 from controller.status import controllers_of, status_head, status_of
 from paceline.masking import Redactor
-from paceline.observe.event_history import Key, SavedCheckpoint, position_key
+from paceline.observe.checkpoints import SavedCheckpoint
+from paceline.observe.event_history import Key, position_key
 from paceline.observe.groups import (
     MOST_STEP,
     Filter,
@@ -242,7 +243,7 @@ def router(controller: Controller) -> APIRouter:
     @routes.get("/checkpoints", summary="Checkpoints on disk, newest first", tags=["run"])
     async def checkpoints() -> list[SavedCheckpoint]:
         keep = controller.settings.config.train.keep_checkpoints
-        saved = await projector.ask(lambda run: run.history.kept_checkpoints(keep))
+        saved = await projector.ask(lambda run: run.checkpoints.kept(keep))
         return [replace(c, path=redactor.text(c.path)) for c in saved]
 
     @routes.get("/why", summary="What the run waits for, and because of whom", tags=["run"])

@@ -7,7 +7,6 @@ from typing import Any
 
 from controller.diagnosis.collect import why_of
 from controller.ledger import decisions as cmd
-from controller.ledger.events import from_json, record_of
 from controller.replicated_controller import Controller
 from controller.services.validation import STAGE_OF, check
 from controller.status import setting_changes, status_of
@@ -38,10 +37,9 @@ async def watch_events(
         entries = await controller.journal.scan(position)
         for entry in entries:
             last = len(entry.events) - 1
-            for number, event in enumerate(entry.events):
+            for number, record in enumerate(entry.records):
                 # If a connection ends within an entry, the reader gets the whole entry again.
                 reached = entry.at.entry if number == last else position
-                record = record_of(from_json(event), event)
                 own = {"position": entry.at.entry, **record, "at": entry.t}
                 yield admin_pb2.EventRecord(position=reached, json=json.dumps(own))
             position = entry.at.entry

@@ -1,6 +1,6 @@
 """Group commit: all events decided during one append go to the journal in the next append.
 
-    execute ──events──► pending batch ──flush──► Redis ──► waiters, then what on_flush returned
+    ledger ──events──► open batch ──flush──► Redis ──► waiters, observer, what on_flush returned
 
 - Only one append is under way at a time. Events decided meanwhile form the next batch.
 - Waiters resume only once the batch is durable.
@@ -9,7 +9,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ from redis.exceptions import RedisError
 
 from controller.ledger.events import Event, to_json
 from controller.runtime import SYSTEM_CLOCK, Clock
-from controller.store.journal import Journal, Position, RedisFull
+from controller.store.journal import Entry, Journal, Position, RedisFull
+from controller.store.ledger_follower import LedgerFollower
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.redis.client import log_fields, trouble_of
@@ -33,13 +34,9 @@ APPEND_SHARE = 0.05  # Weight of the newest append in the moving average
 
 @dataclass(slots=True, eq=False)
 class CommitBatch:
-    """Events decided between two flushes. The other fields are set by its flush."""
+    """Events decided between two flushes."""
 
     events: list[Event] = field(default_factory=list)
-    id: str = ""
-    t: float = 0.0
-    json: list[dict[str, Any]] = field(default_factory=list)
-    at: Position = field(default_factory=Position)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
@@ -47,17 +44,19 @@ class GroupCommit:
     def __init__(
         self,
         journal: Journal,
+        replica: LedgerFollower,
         *,
         term: int,
-        at: Position,
-        on_flush: Callable[[CommitBatch], Callable[[], None]],
+        on_flush: Callable[[Sequence[Event]], Callable[[Entry], None]],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``on_flush`` runs when a batch is closed, with the ledger exactly at the batch's end. It
-        returns what is done once the batch is durable."""
+        """Goes on where ``replica`` stands, with its ledger and for its observer. ``on_flush`` runs
+        when a batch is closed, with the ledger exactly at the batch's end. It returns what is done
+        once the batch is durable."""
         self._journal = journal
         self._term = term
-        self.at = at  # Position of the newest batch that is durable
+        self._ledger, self._observer = replica.ledger, replica.observer
+        self.at = replica.at  # Position of the newest batch that is durable
         self._on_flush = on_flush
         self._clock = clock
         self._open = CommitBatch()
@@ -68,9 +67,11 @@ class GroupCommit:
         self.append_s = 0.0  # Duration of an append, moving average. Seconds.
         self.trouble = ""  # Reason for which appends fail now, for people. Empty: they succeed.
 
-    def add(self, events: Sequence[Event]) -> None:
-        self._open.events.extend(events)
-        self._wanted.set()
+    def gather(self) -> None:
+        """Takes what has been decided on the ledger into the next batch."""
+        if events := self._ledger.take_events():
+            self._open.events.extend(events)
+            self._wanted.set()
 
     async def flowing(self) -> None:
         """Waits while Redis does not answer or is full."""
@@ -100,26 +101,29 @@ class GroupCommit:
     async def _flush(self) -> None:
         batch, self._open = self._open, CommitBatch()
         self._inflight = batch
-        # Unique, because a term is granted once and writes each number once.
-        batch.id = f"{self._term}.{self.at.number + 1}"
-        batch.t = self._clock.time()
-        when_durable = self._on_flush(batch)
-        batch.json = [to_json(e) for e in batch.events]
+        t = self._clock.time()
+        when_durable = self._on_flush(batch.events)
+        events = [to_json(e) for e in batch.events]
         with waiting(WaitKind.STORE, "appending to the journal", "Redis"):
-            batch.at = self.at = await self._append(batch)
+            self.at = await self._append(t, events)
         self._inflight = None
         for waiter in batch.waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        when_durable()
+        entry = Entry(self.at, self._term, t, events, batch.events)
+        if self._observer is not None:
+            self._observer.post(entry.at.entry, entry.t, entry.records)
+        when_durable(entry)
 
-    async def _append(self, batch: CommitBatch) -> Position:
+    async def _append(self, t: float, events: Sequence[Mapping[str, Any]]) -> Position:
+        # Unique, because a term is granted once and writes each number once.
+        batch = f"{self._term}.{self.at.number + 1}"
         pause_s = FIRST_RETRY_S
         began = self._clock.monotonic()
         while True:
             try:
                 position = await self._journal.append(
-                    self.at, term=self._term, batch=batch.id, t=batch.t, events=batch.json
+                    self.at, term=self._term, batch=batch, t=t, events=events
                 )
             except (RedisFull, RedisError, OSError) as error:
                 trouble = trouble_of(error)

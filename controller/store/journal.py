@@ -17,11 +17,13 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
+from controller.ledger.events import Event, from_json
 from controller.store.redis_keys import Keys, Script, replicated
 from controller.store.snapshot_json import snapshot_pieces
 from paceline.errors import BadInput
@@ -108,12 +110,26 @@ class Position:
     batch: str = ""  # Unique id of that entry's batch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     at: Position
     term: int
     t: float  # Unix seconds at which the leader began to append it
     events: Sequence[Mapping[str, Any]]  # JSON objects with ``type``, as in the journal
+    decided: Sequence[Event] = field(default=(), repr=False, compare=False)
+    """The same, in the process that has decided them."""
+
+    @cached_property
+    def decoded(self) -> Sequence[Event]:
+        return self.decided or [from_json(event) for event in self.events]
+
+    @cached_property
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """The events for readers: one that is listed has its severity and text."""
+        return [
+            {**data, "severity": event.severity, "text": event.text()} if event.listed else data
+            for event, data in zip(self.decoded, self.events, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

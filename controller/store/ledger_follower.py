@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from controller.ledger.codec import decode
 from controller.ledger.enums import Kind
-from controller.ledger.events import Event, from_json, record_of
 from controller.ledger.ledger import Ledger
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
@@ -59,13 +58,12 @@ class LedgerFollower:
         position = START
         while entries := await journal.scan(position, until=self.snapshot_at):
             for entry in entries:
-                self._show(entry, [from_json(event) for event in entry.events])
+                self._show(entry)
             position = entries[-1].at.entry
 
-    def _show(self, entry: Entry, events: Sequence[Event]) -> None:
+    def _show(self, entry: Entry) -> None:
         if self.observer is not None:
-            records = [record_of(e, data) for e, data in zip(events, entry.events, strict=True)]
-            self.observer.post(entry.at.entry, entry.t, records)
+            self.observer.post(entry.at.entry, entry.t, entry.records)
 
     @classmethod
     def of_snapshot(cls, snapshot: LedgerSnapshot | None) -> "LedgerFollower":
@@ -89,11 +87,10 @@ class LedgerFollower:
 
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            events = [from_json(event) for event in entry.events]
-            for event in events:
+            for event in entry.decoded:
                 self.ledger.apply(event)
             self.at = entry.at
-            self._show(entry, events)
+            self._show(entry)
         # Only the leader deletes payloads.
         self.ledger.take_garbage()
 

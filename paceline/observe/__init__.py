@@ -3,8 +3,9 @@
     journal entries (leader, standby, audit) ──┐
     events.jsonl (CLI, runs that are over) ────┴─► projection ─► REST, page, CLI, console, summary
 
-- ``projection`` folds every event once: into ``event_history``, ``curves``, ``held_out``, and the
-  totals ``coverage``, ``faults`` and ``groups``. A controller keeps it in a thread of its own.
+- ``projection`` folds every event once: into ``event_history``, ``checkpoints``, ``curves``,
+  ``held_out``, and the totals ``coverage``, ``faults`` and ``groups``. A controller keeps it in a
+  thread of its own.
 - A leader writes ``run_files``, ``checkpoint_links`` and ``samples``, and feeds ``sinks``, each
   behind its journal in a ``drain``. No process reads a file again that it writes.
 - Others read a run's directory by ``runs``, ``file_tail`` and ``fleet_file``, and a running fleet

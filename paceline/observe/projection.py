@@ -1,7 +1,7 @@
 """Projection of a run: what its journal says to people, folded once.
 
     journal entry ──► take ──┐
-    events.jsonl  ──► read ──┴─► history, metrics, evals ──► REST, CLI, console, summary, export
+    events.jsonl  ──► read ──┴─► events, metrics, evals, ... ──► REST, CLI, console, summary, export
                                  totals (coverage, faults, dropped groups)
 
 The leader hands over each entry once it is durable, a standby each entry that it follows, an audit
@@ -16,6 +16,7 @@ events.jsonl.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,18 +24,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.masking import Redactor
+from paceline.observe.checkpoints import Checkpoints
 from paceline.observe.coverage import Coverage
 from paceline.observe.curves import RATE_STEPS, MetricStore
-from paceline.observe.event_history import EventHistory, is_listed, position_key
+from paceline.observe.event_history import (
+    ENDS,
+    EventHistory,
+    Key,
+    ListedEvent,
+    Status,
+    is_listed,
+    position_key,
+    text_of,
+)
 from paceline.observe.faults import Faults
 from paceline.observe.groups import DroppedGroups
 from paceline.observe.held_out import HeldOut
 from paceline.observe.run_files import DamagedFile, finite, metrics_row, read_lines
-from paceline.observe.vocabulary import EventType
+from paceline.observe.vocabulary import NOTICED, EventType, Severity
 
 T = TypeVar("T")
 
 MOST_EVALS = 20_000
+_STATUS: Mapping[str, Status] = {
+    **ENDS,
+    EventType.RUN_SUSPENDED: "interrupted",
+    EventType.RUN_CONTINUED: "",
+    EventType.RUN_EXTENDED: "",
+}
+_NOTICED: Mapping[str, str] = {str(evidence): words for evidence, words in NOTICED.items()}
+NEW_LEADER = "the previous leader handed over, or did not renew its lease in time"
+_HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", "text"})
 MOST_WAITING = 512
 PATIENCE_S = 0.3
 """Longest wait for a glance at a long run whose file is still read; then the last one counts."""
@@ -60,13 +80,26 @@ class Projection:
     """``clean`` is applied to the words of events before they are kept. Not thread-safe."""
 
     def __init__(self, clean: Callable[[Any], Any] = lambda value: value) -> None:
-        self.history = EventHistory(clean)
+        self.history = EventHistory()
+        self.checkpoints = Checkpoints()
         self.metrics = MetricStore()  # Metrics of the committed steps on the surviving line
         self.evals: list[dict[str, Any]] = []
         """step, version, t, eval_reward_mean, eval_count and eval_SET/METRIC of each evaluation, by
         step."""
         self.held_out = HeldOut()
         self.totals = Totals()
+        self.step = 0  # Committed steps on the surviving line
+        self.position = ""  # Journal position of the newest listed event
+        self.resumed: list[float] = []
+        """When a leader began without a failover: at the start of the run, and each time a run that
+        had been stopped was resumed. Unix seconds, ascending."""
+        self.status: Status = ""  # Empty while the run goes on, or if it was killed
+        self.reason = ""  # Reason for which the run has ended, or was stopped for now
+        self.took_s: float | None = None
+        """Time of all sessions, without the pauses between them; None without any event."""
+        self._clean = clean
+        self._newest_t = 0.0
+        self._last: Key = ((), -1)
         self._counted: tuple[int, ...] = ()  # Journal position of the newest entry in ``totals``
 
     @classmethod
@@ -95,7 +128,7 @@ class Projection:
                     self.add_line(line)
         except (KeyError, TypeError, ValueError, OSError):
             pass
-        return bool(self.history.position)
+        return bool(self.position)
 
     def restore(self, totals: Totals, position: str) -> None:
         """Goes on from ``totals``, as of the entry at ``position``."""
@@ -113,9 +146,15 @@ class Projection:
 
     def add_line(self, line: Mapping[str, Any]) -> None:
         """Takes a line of events.jsonl. One that is known already changes nothing."""
-        if not self.history.add(line):
+        key = (position_key(str(line["position"])), int(line["n"]))
+        if key <= self._last:
             return
-        self.held_out.take(line.get("type", ""), line)
+        self._last, self.position = key, str(line["position"])
+        event = self._listed(line)
+        self._follow(event, line)
+        self.history.keep(event)
+        self.checkpoints.take(event.type, line)
+        self.held_out.take(event.type, line)
         if line.get("type") == EventType.ROLLED_BACK:
             self.metrics.cut(int(line["step"]))
         elif (row := metrics_row(line)) is not None:
@@ -127,6 +166,44 @@ class Projection:
                 self.evals = [e for e in self.evals if e["step"] != row["step"]] + [row]
                 self.evals.sort(key=lambda e: int(e["step"]))
                 del self.evals[:-MOST_EVALS]
+
+    def _listed(self, line: Mapping[str, Any]) -> ListedEvent:
+        kind = str(line.get("type", ""))
+        fields = {k: v for k, v in line.items() if k not in _HEAD}
+        if kind == EventType.STEP_COMMITTED:
+            # metrics.jsonl has the rest.
+            reward = (line.get("metrics") or {}).get("reward_mean")
+            fields = {"step": line["step"], "reward_mean": reward}
+        elif kind == EventType.RUN_STARTED:
+            fields = {}
+        severity = Severity(line.get("severity") or Severity.INFO)
+        noticed = _NOTICED.get(str(line.get("how") or line.get("reason") or ""), "")
+        took_over = severity.is_fault and kind == EventType.TERM_BEGUN
+        return ListedEvent(
+            id=f"{self.position}/{int(line['n'])}",
+            t=float(line["t"]),
+            type=kind,
+            step=int(line["step"]) if kind == EventType.STEP_COMMITTED else self.step,
+            severity=severity,
+            text=self._clean(text_of(line)),
+            fields=self._clean(fields),
+            noticed=NEW_LEADER if took_over else noticed,
+        )
+
+    def _follow(self, event: ListedEvent, line: Mapping[str, Any]) -> None:
+        begins = event.type == EventType.TERM_BEGUN and not line.get("failover")
+        if begins:
+            self.resumed.append(event.t)
+        if self.took_s is None:
+            self.took_s = 0.0
+        elif not begins:
+            self.took_s += max(0.0, event.t - self._newest_t)
+        self._newest_t = event.t
+        if (status := _STATUS.get(event.type)) is not None:
+            self.status = status
+            self.reason = str(line.get("reason") or "") if status else ""
+        if event.type in (EventType.STEP_COMMITTED, EventType.ROLLED_BACK):
+            self.step = int(line["step"])
 
     @property
     def metric_names(self) -> set[str]:
@@ -159,6 +236,7 @@ class Projector:
         self._clean = Redactor(run_dir).value
         self._projection = Projection(self._clean)
         self._waiting: list[tuple[str, float, Sequence[Mapping[str, Any]]]] = []
+        self._taking = threading.Lock()  # Entries reach the projection in their order
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="projection")
         self._glancing: asyncio.Task[Glance] | None = None
         self.glance = Glance()  # As of the last ``look``
@@ -169,8 +247,9 @@ class Projector:
         """Begins anew: from the run's file, and from the totals as of ``position``, which are read
         in the thread. Returns whether there is no such file, as on another machine than the
         leader's."""
-        self._waiting.clear()
-        self._submit(lambda: self._load(totals, position))
+        with self._taking:
+            self._waiting.clear()
+            self._submit(lambda: self._load(totals, position))
         return not (self._run_dir / "events.jsonl").is_file()
 
     def hold(self, projection: Projection) -> None:
@@ -185,22 +264,25 @@ class Projector:
 
     def post(self, position: str, t: float, records: Sequence[Mapping[str, Any]]) -> None:
         """Takes a durable entry; returns at once."""
-        self._waiting.append((position, t, records))
+        with self._taking:
+            self._waiting.append((position, t, records))
         if len(self._waiting) >= MOST_WAITING:
             self.begin_ask(lambda projection: None)
 
     # ---- answering ------------------------------------------------------------------------
 
     def begin_ask(self, question: Callable[[Projection], T]) -> Future[T]:
-        """The answer to come, with all that was posted so far and nothing that is posted later."""
-        entries, self._waiting = self._waiting, []
+        """The answer to come, with all that was posted so far and nothing that is posted later. Any
+        thread may ask."""
+        with self._taking:
+            entries, self._waiting = self._waiting, []
 
-        def answer() -> T:
-            for position, t, records in entries:
-                self._projection.take(position, t, records)
-            return question(self._projection)
+            def answer() -> T:
+                for position, t, records in entries:
+                    self._projection.take(position, t, records)
+                return question(self._projection)
 
-        return self._submit(answer)
+            return self._submit(answer)
 
     async def ask(self, question: Callable[[Projection], T]) -> T:
         return await answer_of(self.begin_ask(question))

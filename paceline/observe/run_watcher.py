@@ -144,7 +144,7 @@ async def first_look(control: ControlPlane, run_dir: Path | None) -> RunPicture:
         run = await asyncio.to_thread(Projection.read, run_dir)
     # A journal position is the time in milliseconds.
     look_back = f"{int((time.time() - LOOK_BACK_S) * 1000)}-0"
-    picture = RunPicture(run, run.history.position or look_back, status)
+    picture = RunPicture(run, run.position or look_back, status)
     picture.progress.observe(status)
     return picture
 
@@ -177,7 +177,7 @@ async def watch(
                 picture.status = status
                 picture.progress.observe(status)
             # The controllers reported the end, or the supervisor wrote it after them.
-            elif over := picture.run.history.status or _status_in_summary(run_dir):
+            elif over := picture.run.status or _status_in_summary(run_dir):
                 return over
             elif picture.silent_s > GONE_S:
                 raise ControlPlaneUnavailable(f"no controller answers for {GONE_S:.0f} s")

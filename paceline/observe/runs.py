@@ -16,7 +16,6 @@ from typing import Any
 
 from paceline.config.changes import flat_settings
 from paceline.masking import masked_settings
-from paceline.observe.event_history import EventHistory
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import DamagedFile
 from paceline.process.files import NotOurs, replace_file
@@ -47,7 +46,7 @@ def summarise(
     def column(name: str) -> list[float]:
         return [value for _, value in run.metrics.column(name)]
 
-    checkpoints, best = run.history.checkpoints, run.history.best
+    checkpoints, best = run.checkpoints.saved, run.checkpoints.best
     rewards = column("reward_mean")
     # Recorded data has a held-out loss in the place of a reward.
     scores = [row.get("eval_loss", row["eval_reward_mean"]) for row in run.evals]
@@ -59,7 +58,7 @@ def summarise(
     return {
         "status": status,
         "reason": reason,
-        "steps": run.history.step,
+        "steps": run.step,
         "checkpoint_step": checkpoints[-1].step if checkpoints else 0,
         "reward_first5": _mean(rewards[:FIRST_LAST]),
         "reward_last5": _mean(rewards[-FIRST_LAST:]),
@@ -120,11 +119,11 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def can_extend(history: EventHistory, steps: Callable[[], int]) -> bool:
+def can_extend(run: Projection, steps: Callable[[], int]) -> bool:
     """Return True if the run ended with its last step, and may go on to ``steps``. Its events tell:
     a later start that failed has written another summary."""
-    at_its_length = history.reason == "completed"
-    return history.status == "finished" and at_its_length and steps() > history.step
+    at_its_length = run.reason == "completed"
+    return run.status == "finished" and at_its_length and steps() > run.step
 
 
 def _rate(run: Projection, name: str) -> float | None:
@@ -135,7 +134,7 @@ def _rate(run: Projection, name: str) -> float | None:
         return None
     units = elapsed = 0.0
     for before, row in pairwise(rows):
-        if not any(before["t"] < t <= row["t"] for t in run.history.resumed):
+        if not any(before["t"] < t <= row["t"] for t in run.resumed):
             units += row.get(name) or 0
             elapsed += row["t"] - before["t"]
     if elapsed <= 0:
@@ -223,8 +222,8 @@ def read_run(path: Path) -> Run:
         # Killed or still running: its events say what its summary would.
         run = Projection.read(path)
         # The controllers of a run that was started by hand stay after its end.
-        state = run.history.status or ("running" if is_running(path) else "ended")
-        reason, took_s = run.history.reason, run.history.took_s
+        state = run.status or ("running" if is_running(path) else "ended")
+        reason, took_s = run.reason, run.took_s
         summary = summarise(run, status=state, reason=reason, wall_s=took_s)
     return Run(
         name=path.name,

@@ -104,7 +104,7 @@ def test(config: ConfigArgument, *, overrides: SetOption = None) -> None:
 
     Example: paceline alerts test run.toml --set alerts.webhook_file=/etc/paceline/webhook
     """
-    from controller.export.alerts import Alert, NotDelivered, deliver
+    from controller.export.alert_delivery import Alert, NotDelivered, deliver
 
     loaded = load_config(config, overrides or [])
     if loaded.alerts.webhook_file is None and not loaded.alerts.command:

@@ -28,8 +28,8 @@ def find_checkpoint(source: Path, *, best: bool = False) -> Path | None:
     if not (source / "events.jsonl").is_file():
         found = [] if best else complete(source / "checkpoints") or complete(source)
         return found[-1] if found else None
-    history = Projection.read(source).history
-    chosen = history.best if best else next(reversed(history.checkpoints), None)
+    checkpoints = Projection.read(source).checkpoints
+    chosen = checkpoints.best if best else next(reversed(checkpoints.saved), None)
     if chosen is None:
         return None
     path = Path(chosen.path)

@@ -122,8 +122,8 @@ def steps_to_extend_to(settings: Config, directory: Path) -> int:
     from paceline_launcher.preflight.earlier_run import in_force
 
     now, _ = in_force(settings, directory)
-    history = Projection.read(directory).history
-    return steps_of(now) if can_extend(history, lambda: steps_of(now)) else 0
+    run = Projection.read(directory)
+    return steps_of(now) if can_extend(run, lambda: steps_of(now)) else 0
 
 
 def check(

@@ -31,7 +31,7 @@ async def export_newest(
     """The Hugging Face directory, written by a process of its own: this one must not import torch.
     None if there is no checkpoint, or it failed, or took EXPORT_LIMIT_S, or ``give_up`` was
     done."""
-    checkpoints = Projection.read(run_dir).history.checkpoints
+    checkpoints = Projection.read(run_dir).checkpoints.saved
     if not checkpoints:
         note("no checkpoint to export")
         return None
@@ -83,7 +83,7 @@ async def close_books(
         records,
         status=status,
         reason=reason,
-        wall_s=records.history.took_s if wall_s is None else wall_s,
+        wall_s=records.took_s if wall_s is None else wall_s,
         group_size=config.rollout.group_size,
         export=str(export) if export else None,
         **replayed,
@@ -136,7 +136,7 @@ class RunWait:
             await self._wait("not all workers have left", self.config.fleet.finish_s, self._left)
 
         async def told() -> bool:
-            return Projection.read(self.run_dir).history.status == status
+            return Projection.read(self.run_dir).status == status
 
         # Controllers write the files, perhaps on another machine and to another --run-dir.
         await self._wait(f"{self.run_dir} does not tell of the end of the run", FILES_S, told)
@@ -164,7 +164,7 @@ class RunWait:
                 silent = True
                 # Its controllers may have ended with it before anybody waited. A failed run may be
                 # going on again.
-                end = Projection.read(self.run_dir).history
+                end = Projection.read(self.run_dir)
                 if end.status == "finished" and not self.extends_to:
                     return end.status, end.reason
             else:

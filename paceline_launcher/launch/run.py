@@ -72,7 +72,7 @@ class Run:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._interrupts = Interrupts(self._on_first_signal, self._on_second_signal)
-        self._earlier_s = Projection.read(self.run_dir).history.took_s or 0.0
+        self._earlier_s = Projection.read(self.run_dir).took_s or 0.0
         """Time of the earlier sessions of the run."""
         self._redis_url = ""
         self._fleet: Fleet | None = None

@@ -102,7 +102,7 @@ def _recovery(run_dir: Path, over: Any) -> float | None:
 def _newest_step(run_dir: Path) -> int:
     from paceline.observe.projection import Projection
 
-    return Projection.read(run_dir).history.step
+    return Projection.read(run_dir).step
 
 
 def _judge(run_dir: Path) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _judge(run_dir: Path) -> dict[str, Any]:
         "digests_equal": not unequal,
         "votes_compared": compared,
         "unequal_steps": unequal,
-        "steps": records.history.step,
+        "steps": records.step,
         "held_out_reward": evals,
     }
 

@@ -2,8 +2,7 @@
 the event's fields and everything that the controller does with it; see ``Event``.
 
 In the journal an event is a JSON object with ``type`` and its fields; ``to_json`` and ``from_json``
-are exact inverses. A ``record`` is the same object for readers of the run's files: if the event is
-listed, with ``severity`` and ``text``.
+are exact inverses.
 """
 
 from collections.abc import Mapping
@@ -31,10 +30,3 @@ def from_json(data: Mapping[str, Any]) -> Event:
     if kind is None:
         raise ValueError(f"the journal has an event of unknown type {data['type']!r}")
     return decode(kind, data)
-
-
-def record_of(event: Event, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``data`` (the event's JSON), with the severity and text of a listed event."""
-    if not event.listed:
-        return data
-    return {**data, "severity": event.severity, "text": event.text()}

@@ -78,7 +78,7 @@ def test_a_run_without_a_supervisor_has_its_state_and_the_time_of_all_sessions(h
     assert (run.state, run.steps) == ("finished", 3)
     assert run.wall_s == pytest.approx(20.0)
     going_on = write_run(here / "other", end="RunContinued")
-    assert Projection.read(going_on).history.status == ""
+    assert Projection.read(going_on).status == ""
 
 
 def test_the_run_of_this_directory_needs_no_option(here: Path) -> None:

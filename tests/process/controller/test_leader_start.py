@@ -14,6 +14,7 @@ from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.housekeeping import SYNC_S
 from controller.leader import Leader
+from controller.ledger import Ledger
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import Command
 from controller.ledger.enums import Phase, Role
@@ -46,7 +47,7 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
         context = ControllerContext(config, tmp_path, IDENTITY, stores)
         term = await stores.election.acquire(0)
         assert term is not None
-        replica = await LedgerFollower.load(stores.journal)
+        replica = await LedgerFollower.load(stores.journal, context.projector)
         yield Leader(context, await DatasetRows.load(config), replica, term)
         await stores.close()
 
@@ -90,11 +91,11 @@ async def test_a_decision_that_fails_halfway_ends_the_term(
         await leader.execute(REGISTER)
         before = await journalled(leader)
 
-        def fails_halfway(command: Command, now: float) -> None:
-            leader.ledger.emit(WorkerDied("rollout-0", 1, "exit", ""))
+        def fails_halfway(command: Command, ledger: Ledger, now: float) -> None:
+            ledger.emit(WorkerDied("rollout-0", 1, "exit", ""))
             raise OverflowError("in the middle of a decision")
 
-        monkeypatch.setattr(leader.ledger, "execute", fails_halfway)
+        monkeypatch.setattr(Command, "execute", fails_halfway)
         with pytest.raises(NotLeading):
             await leader.execute(REGISTER)
         with pytest.raises(NotLeading):
@@ -111,10 +112,10 @@ async def test_a_decision_of_the_leaders_own_that_fails_halfway_ends_the_term_an
     async with leading(leader) as term:
         await leader.execute(REGISTER)
 
-        def fails_halfway(command: Command, now: float) -> None:
+        def fails_halfway(command: Command, ledger: Ledger, now: float) -> None:
             raise OverflowError("in the middle of a decision")
 
-        monkeypatch.setattr(leader.ledger, "execute", fails_halfway)
+        monkeypatch.setattr(Command, "execute", fails_halfway)
         dead = cmd.declare_dead("rollout-0", 1, "lease", "")
         monkeypatch.setattr(leader.liveness, "tick", lambda ledger, now: [dead])
         with pytest.raises(Deposed, match="failed"):

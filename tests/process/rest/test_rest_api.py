@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.observe.event_history import EventHistory
+from paceline.observe.checkpoints import Checkpoints
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, status, until
 from tests.fixtures.rest import DULL, HTML, bearer, rest_url
@@ -238,15 +238,15 @@ async def test_who_pages_through_events_leaps_over_none(leader: httpx.AsyncClien
 
 
 def test_only_checkpoints_that_are_left_can_be_restored() -> None:
-    history = EventHistory()
+    checkpoints = Checkpoints()
     for n in (1, 2, 3):
-        saved = {"type": "CheckpointRecorded", "step": n, "path": f"checkpoints/step-{n}"}
-        history.add({"position": f"{n}-0", "n": 0, "t": 1.0, **saved})
-    assert [c.step for c in history.kept_checkpoints(2)] == [3, 2]
-    assert [c.step for c in history.kept_checkpoints(9)] == [3, 2, 1]
-    best = {"type": "BestCheckpointChosen", "step": 1, "path": "checkpoints/step-1"}
-    history.add({"position": "4-0", "n": 0, "t": 1.0, "reward_mean": 0.5, **best})
-    assert [(c.step, c.best) for c in history.kept_checkpoints(1)] == [(3, False), (1, True)]
+        saved = {"step": n, "path": f"checkpoints/step-{n}", "t": 1.0}
+        checkpoints.take("CheckpointRecorded", saved)
+    assert [c.step for c in checkpoints.kept(2)] == [3, 2]
+    assert [c.step for c in checkpoints.kept(9)] == [3, 2, 1]
+    best = {"step": 1, "path": "checkpoints/step-1", "reward_mean": 0.5}
+    checkpoints.take("BestCheckpointChosen", best)
+    assert [(c.step, c.best) for c in checkpoints.kept(1)] == [(3, False), (1, True)]
 
 
 async def test_what_can_be_read_can_be_asked_for_its_headers_alone(

@@ -7,7 +7,8 @@ import pytest
 
 from paceline.errors import BadInput
 from paceline.observe.checkpoint_links import VOID
-from paceline.observe.event_history import EventHistory
+from paceline.observe.event_history import Status
+from paceline.observe.projection import Projection
 from paceline.observe.runs import can_extend
 from paceline_launcher.cli.up import check_begins_elsewhere, from_override
 from tests.fixtures.configs import config_of
@@ -45,24 +46,26 @@ def test_what_begins_no_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("history", "extends"),
+    ("status", "reason", "step", "extends"),
     [
-        (EventHistory(status="finished", reason="completed", step=100), True),
-        (EventHistory(status="finished", reason="completed", step=200), False),
-        (EventHistory(status="finished", reason="paceline stop", step=50), False),
-        (EventHistory(status="interrupted", reason="interrupted", step=50), False),
-        (EventHistory(), False),
+        ("finished", "completed", 100, True),
+        ("finished", "completed", 200, False),
+        ("finished", "paceline stop", 50, False),
+        ("interrupted", "interrupted", 50, False),
+        ("", "", 0, False),
     ],
 )
 def test_only_a_run_that_reached_its_last_step_is_extended(
-    history: EventHistory, extends: bool
+    status: Status, reason: str, step: int, extends: bool
 ) -> None:
-    assert can_extend(history, lambda: 150) is extends
+    run = Projection()
+    run.status, run.reason, run.step = status, reason, step
+    assert can_extend(run, lambda: 150) is extends
 
 
 def test_a_run_that_goes_on_with_more_steps_is_not_finished_any_more() -> None:
-    history = EventHistory()
+    run = Projection()
     head = {"position": "1-0", "t": 0.0, "reason": "", "steps": 40}
     for n, (kind, status) in enumerate((("RunFinished", "finished"), ("RunExtended", ""))):
-        assert history.add({**head, "n": n, "type": kind})
-        assert history.status == status
+        run.add_line({**head, "n": n, "type": kind})
+        assert run.status == status

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from controller.export.alerts import WINDOW, AlertRules, AlertThread, NotDelivered, deliver
+from controller.export.alert_delivery import Alert, NotDelivered, deliver
+from controller.export.alerts import WINDOW, AlertRules, AlertThread
 from paceline.config.sections.services import AlertsConfig
+from paceline.observe.projection import Projection, Projector
 from paceline_launcher.cli import app
 from testbed.redis.external_redis import until
 
@@ -28,32 +30,42 @@ def row(step: int, **metrics: Any) -> dict[str, Any]:
     return line("StepCommitted", step, 1e4 * step, step=step, metrics=metrics)
 
 
-def rules_of(**config: Any) -> AlertRules:
-    return AlertRules(AlertsConfig.model_validate({"reward_drop": 0.5, **config}))
+class Rules:
+    """With a run that they look at after every line."""
 
+    def __init__(self, **config: Any) -> None:
+        self._rules = AlertRules(AlertsConfig.model_validate({"reward_drop": 0.5, **config}))
+        self._run = Projection()
 
-def kinds(rules: AlertRules, records: list[dict[str, Any]]) -> list[str]:
-    return [alert.kind for record in records for alert in rules.of_event(record)]
+    def alerts(self, *lines: dict[str, Any]) -> list[Alert]:
+        found: list[Alert] = []
+        for line in lines:
+            self._run.add_line(line)
+            found += iter(lambda: self._rules.next(self._run, {}), None)
+        return found
+
+    def kinds(self, *lines: dict[str, Any]) -> list[str]:
+        return [alert.kind for alert in self.alerts(*lines)]
 
 
 def test_faults_falls_and_the_end_are_alerts_and_what_goes_as_planned_is_none() -> None:
     records = [
-        line("StepCommitted", 1, severity="info"),
+        line("StepCommitted", 1, step=1, severity="info"),
         line("WorkerDied", 2, severity="warning"),
         line("RunStarted", 3, spec={"eval_drop": 0.1}),
         line("EvalRecorded", 4, step=4, score=0.5),
         line("EvalRecorded", 5, step=5, score=0.1),
         line("RunFailed", 6, severity="error"),
     ]
-    assert kinds(rules_of(), records) == ["fault", "held_out", "end"]
-    assert kinds(rules_of(on=["end"]), records) == ["end"]
+    assert Rules().kinds(*records) == ["fault", "held_out", "end"]
+    assert Rules(on=["end"]).kinds(*records) == ["end"]
 
 
 def test_many_faults_at_once_are_one_alert() -> None:
-    rules = rules_of()
+    rules = Rules()
     dead = [line("WorkerDied", n, t=n, severity="warning") for n in range(100)]
-    assert kinds(rules, dead) == ["fault"]
-    (later,) = rules.of_event(line("WorkerDied", 100, t=1000.0, severity="warning"))
+    assert rules.kinds(*dead) == ["fault"]
+    (later,) = rules.alerts(line("WorkerDied", 100, t=1000.0, severity="warning"))
     assert later.message("demo")["text"] == "[demo] fault: WorkerDied 100"
 
 
@@ -61,15 +73,16 @@ def test_many_faults_at_once_are_one_alert() -> None:
     "values", [{"loss": None}, {"grad_norm": None}, {"loss": 1.0, "update_skipped": 1.0}]
 )
 def test_a_step_that_is_not_finite_is_an_alert(values: dict[str, Any]) -> None:
-    assert kinds(rules_of(), [row(1, loss=0.5), row(2, **values)]) == ["nan"]
+    assert Rules().kinds(row(1, loss=0.5, grad_norm=1.0), row(2, **values)) == ["nan"]
 
 
 def test_a_collapse_of_the_reward_is_an_alert_once_and_noise_is_none() -> None:
-    rules = rules_of()
+    rules = Rules()
     up = [row(n, reward_mean=0.8 + 0.1 * (n % 2)) for n in range(1, 30)]
     noise = [row(30 + n, reward_mean=0.2 if n == 3 else 0.8) for n in range(WINDOW)]
-    assert kinds(rules, up + noise) == []
-    assert kinds(rules, [row(50 + n, reward_mean=0.0) for n in range(30)]) == ["reward_collapse"]
+    assert rules.kinds(*up, *noise) == []
+    low = [row(50 + n, reward_mean=0.0) for n in range(30)]
+    assert rules.kinds(*low) == ["reward_collapse"]
 
 
 class Receiver:
@@ -113,14 +126,11 @@ class Run:
         values = {"webhook_file": str(directory / "webhook"), "disk_free_gb": 0.0, **config}
         self.config = AlertsConfig.model_validate(values)
         self.progress: int | None = None
-        self._leaders: list[AlertThread] = []
+        self._projector = Projector(directory, inline=True)
 
-    def happens(self, kind: str, n: int, **fields: Any) -> None:
-        told = line(kind, n, t=time.time() + 1000.0 * n, **fields)
-        with (self.directory / "events.jsonl").open("a") as file:
-            file.write(json.dumps(told) + "\n")
-        for thread in self._leaders:
-            thread.put(told)
+    def happens(self, kind: str, n: int, later_s: float = 1000.0, **fields: Any) -> None:
+        told = line(kind, n, t=time.time() + later_s * n, **fields)
+        self._projector.begin_ask(lambda run: run.add_line(told)).result()
 
     @contextmanager
     def leader(self) -> Iterator[AlertThread]:
@@ -129,13 +139,13 @@ class Run:
             self.config,
             "demo",
             self.directory,
+            self._projector,
             lambda: self.progress,
             may_write=lambda: True,
             first_pause_s=0.01,
             poll_s=0.02,
         )
         thread.start()
-        self._leaders.append(thread)
         yield thread
         thread.begin_close()
         assert thread.join(60)
@@ -146,18 +156,17 @@ def test_the_next_leader_sends_what_the_last_one_did_not_and_nothing_twice(
 ) -> None:
     run = Run(tmp_path, receiver)
     # Before alerts were set up.
-    old = line("WorkerDied", 0, t=time.time() - 1e5, severity="warning")
-    (tmp_path / "events.jsonl").write_text(json.dumps(old) + "\n")
+    run.happens("WorkerDied", 1, -1e5, severity="warning")
     with run.leader():
-        run.happens("WorkerDied", 1, severity="warning")
+        run.happens("WorkerDied", 2, severity="warning")
         until(lambda: len(receiver.got) == 1)
-    run.happens("MeshBroken", 2, severity="warning")
+    run.happens("MeshBroken", 3, severity="warning")
     with run.leader():
-        run.happens("RunFinished", 3, severity="info")
+        run.happens("RunFinished", 4, severity="info")
     assert [m["id"] for m in receiver.got] == [
-        "demo/fault/1-0/0",
         "demo/fault/2-0/0",
-        "demo/end/3-0/0",
+        "demo/fault/3-0/0",
+        "demo/end/4-0/0",
     ]
 
 
@@ -191,6 +200,7 @@ def test_a_stall_and_a_full_disk_are_told_once_also_by_the_next_leader(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     run = Run(tmp_path, receiver, stall_s=0.05, disk_free_gb=1e9)
+    run.happens("StepCommitted", 0, step=7)
     run.progress = 7
     for number in 1, 2:
         with run.leader():

@@ -61,6 +61,6 @@ def test_neither_the_newest_nor_the_best_checkpoint_of_a_run_is_a_voided_one(
     told = [("CheckpointRecorded", 1, good), ("CheckpointRecorded", 2, bad)]
     told += [("BestCheckpointChosen", 2, bad), ("CheckpointVoided", 2, bad)]
     tell(tmp_path, *told)
-    history = Projection.read(tmp_path).history
-    assert [Path(c.path).name for c in history.checkpoints] == [good.name]
-    assert history.best is None
+    checkpoints = Projection.read(tmp_path).checkpoints
+    assert [Path(c.path).name for c in checkpoints.saved] == [good.name]
+    assert checkpoints.best is None

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from controller.ledger.events import from_json, record_of
 from paceline.observe.event_history import position_key
 from paceline.observe.run_files import RunFileWriter
 from tests.unit.rest.test_recorded_journals import entries_of
@@ -20,7 +19,7 @@ Record = tuple[str, float, dict[str, Any]]
 def records() -> list[Record]:
     """A run's events, several to a journal position, as the leader hands them over."""
     entries = entries_of("34")
-    return [(x.at.entry, x.t, record_of(from_json(e), e)) for x in entries for e in x.events]
+    return [(x.at.entry, x.t, dict(record)) for x in entries for record in x.records]
 
 
 def replay(writer: RunFileWriter, records: Sequence[Record]) -> None:

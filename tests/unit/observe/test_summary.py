@@ -100,7 +100,7 @@ def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:
     )
     assert summary_of(records)["steps"] == 1
     assert summary_of(records)["reward_last5"] == 0.1
-    assert [c.path for c in records.history.checkpoints] == ["c1"]
+    assert [c.path for c in records.checkpoints.saved] == ["c1"]
 
 
 def test_a_run_that_failed_before_its_first_step_has_a_summary(tmp_path: Path) -> None:

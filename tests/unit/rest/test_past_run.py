@@ -8,7 +8,6 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from controller.ledger.events import from_json, record_of
 from controller.rest.app import Rest
 from controller.rest.past_run import bind_loopback, past_controller, serve_past_run
 from paceline.observe.run_files import RunFileWriter
@@ -35,8 +34,8 @@ def run_dir(tmp_path: Path) -> Path:
     writer = RunFileWriter(tmp_path)
     entries = entries_of("34")
     for entry in entries:
-        for event in entry.events:
-            writer.record(entry.at.entry, entry.t, record_of(from_json(event), event))
+        for record in entry.records:
+            writer.record(entry.at.entry, entry.t, record)
     writer.close()
     (tmp_path / "config.toml").write_text(CONFIG)
     return tmp_path

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.observe.curves import MetricStore
-from paceline.observe.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
+from paceline.observe.event_history import MOST_COMMITS, MOST_EVENTS
 from paceline.observe.file_tail import FileTail
+from paceline.observe.projection import Projection
 from paceline.observe.run_files import JsonLinesFile
 
 
@@ -23,13 +24,13 @@ def rendered(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "severity": severity, "text": f"words for {event['type']}"}
 
 
-def add(history: EventHistory, position: str, n: int, t: float, event: dict[str, Any]) -> None:
-    history.add({"position": position, "n": n, "t": t, **rendered(event)})
+def add(run: Projection, position: str, n: int, t: float, event: dict[str, Any]) -> None:
+    run.add_line({"position": position, "n": n, "t": t, **rendered(event)})
 
 
-def committed(history: EventHistory, position: str, n: int, t: float, step: int) -> None:
+def committed(run: Projection, position: str, n: int, t: float, step: int) -> None:
     metrics = {"reward_mean": 0.5}
-    add(history, position, n, t, {"type": "StepCommitted", "step": step, "metrics": metrics})
+    add(run, position, n, t, {"type": "StepCommitted", "step": step, "metrics": metrics})
 
 
 def test_a_bucket_has_the_mean_and_the_extremes_of_its_steps() -> None:
@@ -86,41 +87,41 @@ def test_a_file_that_a_new_leader_replaced_is_read_on_without_gap_or_repeat(tmp_
 
 
 def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:
-    history = EventHistory()
-    add(history, "1-0", 0, 1.0, {"type": "TermBegun", "term": 1, "controller_id": "c"})
-    committed(history, "2-0", 0, 2.0, 1)
-    add(history, "3-0", 0, 3.0, {"type": "WorkerDied", "worker_id": "p", "how": "exit"})
-    committed(history, "5-0", 0, 4.25, 2)
-    died = history.after(None, limit=9, kinds="faults")
+    run = Projection()
+    add(run, "1-0", 0, 1.0, {"type": "TermBegun", "term": 1, "controller_id": "c"})
+    committed(run, "2-0", 0, 2.0, 1)
+    add(run, "3-0", 0, 3.0, {"type": "WorkerDied", "worker_id": "p", "how": "exit"})
+    committed(run, "5-0", 0, 4.25, 2)
+    died = run.history.after(None, limit=9, kinds="faults")
     assert [(e.type, e.step, e.commit_s) for e in died] == [("WorkerDied", 1, 1.25)]
     assert died[0].noticed == "its launcher saw the process exit"
     for n in range(MOST_EVENTS + 50):
-        add(history, f"{10 + n}-0", 0, 5.0, {"type": "Paused", "paused": True})
-        committed(history, f"{10 + n}-0", 1, 5.0, 3 + n)
-    everything = history.after(None, limit=1 << 30)
+        add(run, f"{10 + n}-0", 0, 5.0, {"type": "Paused", "paused": True})
+        committed(run, f"{10 + n}-0", 1, 5.0, 3 + n)
+    everything = run.history.after(None, limit=1 << 30)
     assert len(everything) == MOST_EVENTS + MOST_COMMITS
     assert [e.key for e in everything] == sorted(e.key for e in everything)
-    assert len(history.after(everything[-3].key, limit=10)) == 2
+    assert len(run.history.after(everything[-3].key, limit=10)) == 2
 
 
 def test_a_long_runs_checkpoints_push_out_no_other_mark() -> None:
-    history = EventHistory()
+    run = Projection()
     steered = {"type": "Scaled", "desired": {"rollout": 2}}
     died = {"type": "WorkerDied", "worker_id": "policy-0", "how": "exit"}
     left = {"type": "Drained", "worker_id": "rollout-1"}
     for n, event in enumerate((steered, died, left)):
-        add(history, f"{n + 1}-0", 0, 1.0, event)
+        add(run, f"{n + 1}-0", 0, 1.0, event)
     for step in range(1, 3001):
-        committed(history, f"{step + 9}-0", 0, 2.0, step)
+        committed(run, f"{step + 9}-0", 0, 2.0, step)
         saved = {"type": "CheckpointRecorded", "step": step, "version": step, "path": "x"}
-        add(history, f"{step + 9}-0", 1, 2.0, saved)
-    marks = history.after(None, limit=100, kinds="marks", newest=True)
+        add(run, f"{step + 9}-0", 1, 2.0, saved)
+    marks = run.history.after(None, limit=100, kinds="marks", newest=True)
     assert [e.type for e in marks[:3]] == ["Scaled", "WorkerDied", "Drained"]
     spread = [e.step for e in marks[3:]]
     assert 60 < len(spread) <= 97 and spread[-1] == 3000 and spread[0] < 60
-    near = history.after(None, limit=100, kinds="marks", newest=True, steps=(2001, 2010))
+    near = run.history.after(None, limit=100, kinds="marks", newest=True, steps=(2001, 2010))
     assert [e.step for e in near] == list(range(2001, 2011))
-    assert [e.type for e in history.after(None, limit=2, kinds="marks", newest=True)] == [
+    assert [e.type for e in run.history.after(None, limit=2, kinds="marks", newest=True)] == [
         *("WorkerDied", "Drained"),
     ]
-    assert len(history.after(marks[2].key, limit=50, kinds="marks")) == 50
+    assert len(run.history.after(marks[2].key, limit=50, kinds="marks")) == 50
