@@ -37,7 +37,7 @@ from paceline.errors import BadInput
 from paceline.observe.sinks.base import check_sinks
 from paceline.payloads.open_store import check_store
 from paceline.process import stacks
-from paceline.process.files import new_private_directory, private_directory
+from paceline.process.files import new_private_directory, private_directory, replace_file
 from paceline.process.lifetime import started_s
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
@@ -219,13 +219,11 @@ def _reachable(host: str) -> str:
 
 
 def _write_address(run_dir: Path, identity: LeaderIdentity, rest_url: str) -> None:
-    path = run_dir / "controllers" / f"{identity.controller_id}.json"
-    partial = path.with_suffix(".part")
     written = {
         "address": identity.address,
         "pid": identity.pid,
         "started": started_s(identity.pid),
         "rest": rest_url,
     }
-    partial.write_text(json.dumps(written) + "\n")
-    partial.replace(path)
+    path = run_dir / "controllers" / f"{identity.controller_id}.json"
+    replace_file(path, f"{json.dumps(written)}\n".encode())

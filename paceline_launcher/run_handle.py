@@ -18,12 +18,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomli_w
 
+from paceline.config.load import load_config
 from paceline.errors import BadInput, UserError
 from paceline.observe.fleet_file import FleetRecord
 from paceline.observe.projection import Projection
+from paceline.observe.run_files import read_lines
+from paceline.observe.run_watcher import answers, follow_events, leader_status
 from paceline.observe.runs import is_run, is_running, read_run, read_summary
 from paceline.process.user_code import python_module
+from paceline.rpc.grpc_channel import as_dict
 from paceline_launcher.cli.common import ANSWER_LIMIT_S, Target
+from paceline_launcher.cli.samples import Sort, find_groups
+from paceline_launcher.cli.status import explain
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
@@ -63,8 +69,6 @@ def start(
     ``{"train.steps": 50}``. ``fresh``: delete the earlier run in ``run_dir`` first; else the run
     that it has is continued. Raises RunFailed with what the launcher said if it does not start.
     """
-    from paceline.config.load import load_config
-
     with contextlib.ExitStack() as files:
         path = config
         if isinstance(config, Mapping):
@@ -127,9 +131,6 @@ class RunHandle:
 
     def status(self) -> dict[str, Any]:
         """Every process, the leader, its step and queue, as `paceline status --json` has them."""
-        from paceline.observe.run_watcher import leader_status
-        from paceline.rpc.grpc_channel import as_dict
-
         return as_dict(self._ask(lambda control: leader_status(control, ANSWER_LIMIT_S)))
 
     def summary(self) -> dict[str, Any] | None:
@@ -138,16 +139,14 @@ class RunHandle:
 
     def metrics(self) -> Rows:
         """Metrics of each committed step, oldest first; docs/metrics.md says what they are."""
-        return Rows(self._read().metrics.rows(-1, 1 << 40))
+        return Rows(Projection.read(self.path).metrics.rows(-1, 1 << 40))
 
     def evaluations(self) -> Rows:
         """Step, version and scores of each held-out evaluation, oldest first."""
-        return Rows(self._read().evals)
+        return Rows(Projection.read(self.path).evals)
 
     def events(self) -> Rows:
         """Faults, joins, commits and changes, oldest first."""
-        from paceline.observe.run_files import read_lines
-
         return Rows(read_lines(self.path / "events.jsonl"))
 
     def samples(
@@ -162,8 +161,6 @@ class RunHandle:
         """Groups of samples with prompt, completions and rewards. ``step``, ``row`` of the data set
         and ``text`` within prompt or completion narrow them; ``sort``: recent, oldest, best, worst,
         longest or stalest."""
-        from paceline_launcher.cli.samples import Sort, find_groups
-
         if sort not in list(Sort):
             raise BadInput(f"sort={sort!r}: give one of {', '.join(Sort)}")
         found = _outside_a_loop(
@@ -173,7 +170,6 @@ class RunHandle:
 
     def follow(self) -> Iterator[dict[str, Any]]:
         """Yields events from the first one on, as they happen, until the run is over."""
-        from paceline.observe.run_watcher import follow_events
 
         async def pump(control: ControlPlane) -> None:
             async for _, event in follow_events(control):
@@ -245,12 +241,7 @@ class RunHandle:
     def why(self) -> str:
         """The cause for which the run waits or that limits it, and the remedy; of a run that is
         over, how it ended. Raises Unreachable if no controller answers."""
-        from paceline_launcher.cli.status import explain
-
         return _outside_a_loop(lambda: explain(self._target)[0])
-
-    def _read(self) -> Projection:
-        return Projection.read(self.path)
 
     def _ask(self, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
         return _outside_a_loop(lambda: self._target.ask(work))
@@ -262,8 +253,6 @@ class RunHandle:
         return str(reply.message)
 
     def _await_start(self) -> None:
-        from paceline.observe.run_watcher import answers
-
         assert self._process is not None
         while self._process.poll() is None:
             # A run that another launcher has in the directory answers too: this one is refused.

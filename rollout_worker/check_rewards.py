@@ -3,8 +3,7 @@
 python -P -m rollout_worker.check_rewards < {"config": ..., "row": ..., "completion": ...}
 
 It prints one line of JSON, a Trial. The calls are those of a rollout worker: rewards in a scoring
-process, an environment with an engine that says the completion at every
-turn.
+process, an environment with an engine that says the completion at every turn.
 """
 
 import asyncio

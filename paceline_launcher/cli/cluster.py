@@ -100,7 +100,6 @@ class Given:
 
     def read(self, config: Path) -> tuple[Config, list[str], Path]:
         """Settings, addresses of the controllers, and run directory. Raises BadInput."""
-
         settings = load_config(config, self._overrides())
         directory = self.run_dir or Path("runs") / settings.run.name
         return settings, parse_addresses(self.controllers), directory

@@ -115,7 +115,6 @@ class Target:
 
     def auth(self) -> AuthConfig:
         """Settings of the run directory, if there are any, with what the options replace."""
-
         config = AuthConfig()
         if self.run_dir and (self.run_dir / "config.toml").is_file():
             config = run_config(self.run_dir).auth
@@ -169,7 +168,6 @@ class Target:
         return f"{summary.get('status')} after {summary.get('steps')} steps" if summary else ""
 
     def _credentials(self) -> tuple[str | None, Path | None]:
-
         from paceline.rpc.auth import client_root, read_token
 
         auth = self.auth()

@@ -64,14 +64,12 @@ def compare(
         metric NAME: Metric to compare.
     """
     from paceline.observe.projection import Projection
-    from paceline.observe.runs import is_run, read_run, settings_that_differ
+    from paceline.observe.runs import read_run, settings_that_differ
+    from paceline_launcher.run_handle import attach
 
     if len(run_dirs) < 2:
         raise BadInput("compare needs two runs or more: paceline compare RUN_DIR RUN_DIR")
-    for path in run_dirs:
-        if not is_run(path):
-            raise BadInput(f"{path} is not the directory of a run")
-    records = [Projection.read(path) for path in run_dirs]
+    records = [Projection.read(attach(path).path) for path in run_dirs]
     curves = [
         # (step, value) in order of steps, on the surviving line
         [(e["step"], e[metric]) for e in record.evals if e.get(metric) is not None]
@@ -133,13 +131,11 @@ def open_run(
         port: Port on 127.0.0.1; 0: any free one.
     """
     from controller.rest.past_run import bind_loopback, serve_past_run
-    from paceline.observe.runs import is_run, read_run
     from paceline.rpc.auth import dashboard_link
+    from paceline_launcher.run_handle import attach
 
     run_dir = given_or_default(run_dir)
-    if not is_run(run_dir):
-        raise BadInput(f"{run_dir} is no run directory: it has no events.jsonl and no config.toml")
-    if read_run(run_dir).state == "running":
+    if attach(run_dir).state == "running":
         pages = " or ".join(written_by_controllers(run_dir, "rest"))
         raise BadInput(f"the run in {run_dir} goes on: open {pages or 'the page of a controller'}")
     door, url = bind_loopback(port)

@@ -113,16 +113,26 @@ def why(*, target: Target, as_json: JsonOption = False) -> None:
 
 
 def explain(target: Target) -> tuple[str, dict[str, Any], int]:
-    """Tells what the run waits for, as text, as JSON and as an exit status. Raises Unreachable if
-    nobody can say."""
+    """Tells what the run waits for, or by its files how it ended: as text, as JSON and as an exit
+    status. Raises Unreachable if nobody can say."""
+    from paceline.observe.runs import is_run, read_run
+
+    run_dir = target.run_dir
     try:
         answers, silent = target.ask(_ask_all)
         if not answers:
-            raise Unreachable(_nobody(target.run_dir, silent))
+            raise Unreachable(_nobody(run_dir, silent))
     except (BadInput, Unreachable):
-        if ended := _end_of(target.run_dir):
-            return ended
-        raise
+        run = read_run(run_dir) if run_dir is not None and is_run(run_dir) else None
+        if run is None or run.state == "running":
+            raise
+        words = {"interrupted": "was interrupted", "ended": "has ended"}
+        sentence = f"the run {words.get(run.state, f'has {run.state}')} after step {run.steps}"
+        sentence += f": {run.reason}" if run.reason else ""
+        failed = run.state == "failed"
+        answer = {"sentence": sentence, "severity": "stuck" if failed else "ok"}
+        text = printable(f"{sentence}\n  look at it: paceline open {run_dir}")
+        return text, {"answers": [answer], "silent": {}}, 1 if failed else 0
     leading = [reply for reply in answers if reply.leads]
     shown = leading[:1] or answers
     lines = []
@@ -135,8 +145,8 @@ def explain(target: Target) -> tuple[str, dict[str, Any], int]:
             lines.append(f"faults: {reply.faults}")
     for address, how in silent.items() if not leading else ():
         lines.append(f"the controller at {address} does not answer ({how})")
-    found = {"answers": [as_dict(reply) for reply in shown], "silent": silent}
     well = all(reply.severity == "ok" for reply in shown)
+    found = {"answers": [as_dict(reply) for reply in shown], "silent": silent}
     return printable("\n".join(lines)), found, 0 if well else 1
 
 
@@ -162,23 +172,6 @@ async def _ask_all(control: ControlPlane) -> tuple[list[admin_pb2.WhyReply], dic
 
     await asyncio.gather(*map(ask, control.addresses))
     return replies, silent
-
-
-def _end_of(run_dir: Path | None) -> tuple[str, dict[str, Any], int] | None:
-    """How the run ended, by its files, as ``explain`` says it; None if it has not."""
-    from paceline.observe.runs import is_run, read_run
-
-    run = read_run(run_dir) if run_dir is not None and is_run(run_dir) else None
-    if run is None or run.state == "running":
-        return None
-    words = {"interrupted": "was interrupted", "ended": "has ended"}.get(
-        run.state, f"has {run.state}"
-    )
-    sentence = f"the run {words} after step {run.steps}" + (f": {run.reason}" if run.reason else "")
-    failed = run.state == "failed"
-    answer = {"sentence": sentence, "severity": "stuck" if failed else "ok"}
-    text = printable(f"{sentence}\n  look at it: paceline open {run_dir}")
-    return text, {"answers": [answer], "silent": {}}, 1 if failed else 0
 
 
 def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:

@@ -1,5 +1,6 @@
 """The run that a directory holds already, and settings that contradict each other."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,12 @@ def earlier_run(start: Start) -> Findings:
     another = f"start another one with {elsewhere}: with --from {run_dir} it begins with the "
     another += "weights of this one"
     length = next(f"train.{n}" for n in LENGTHS if getattr(config.train, n) is not None)
-    try:
-        extended = can_extend(Projection.read(run_dir), lambda: steps_of(config))
-    except (DamagedFile, BadInput):
-        # Readers of the events say what is damaged, and the check of the data what is wrong.
-        extended = False
+    trained, steps, extended = 0, 0, False
+    # Readers of the events say what is damaged, and the check of the data what is wrong.
+    with contextlib.suppress(BadInput):
+        run = Projection.read(run_dir)
+        extended = can_extend(run, lambda: steps_of(config))
+        trained, steps = run.step, steps_of(config)
     if summary is not None and summary.get("status") == "finished" and not extended:
         found = f"the run in {run_dir} is finished ({summary.get('steps')} steps)"
         remedy = f"Give it more steps with a larger {length}, run it again with --fresh, or"
@@ -58,16 +60,11 @@ def earlier_run(start: Start) -> Findings:
     if why := problem_of_divisor(before, config):
         yield fail(f"the run in {run_dir} cannot be continued", why)
         return
-    try:
-        trained, steps = Projection.read(run_dir).step, steps_of(config)
-    except (DamagedFile, BadInput):
-        trained = steps = 0
     if trained > steps:
-        yield fail(
-            f"the run in {run_dir} has trained {trained} steps already, and {length} allows "
-            f"{steps}",
-            f"Raise {length}, so that the run has {trained} steps or more",
+        found = (
+            f"the run in {run_dir} has trained {trained} steps already, and {length} allows {steps}"
         )
+        yield fail(found, f"Raise {length}, so that the run has {trained} steps or more")
     elif extended:
         yield ok(f"the one in {run_dir} is finished, and goes on to {steps} steps")
     else:

@@ -65,16 +65,12 @@ def devices(start: Start) -> Findings:
         names = (f"{gpu.name} ({gpu.total_memory / GIB:.0f} GiB)" for gpu in gpus)
         yield ok(f"CUDA {torch.version.cuda}: {', '.join(names)}")
         return
-    driver = shutil.which("nvidia-smi")
-    if torch.version.cuda is None and driver:
-        problem = "there is an NVIDIA driver, but torch is built for CPUs only"
-        remedy = "Install the CUDA build of torch: https://pytorch.org/get-started/locally"
-    elif driver:
-        problem = f"torch is built for CUDA {torch.version.cuda}, but sees no GPU"
-        remedy = "Run nvidia-smi, and check whether CUDA_VISIBLE_DEVICES hides the GPUs"
-    else:
-        problem = "no GPU: workers compute on the CPU"
-        remedy = 'Good for small models only; set model.device = "cpu" if you mean it'
+    problem = "no GPU: workers compute on the CPU"
+    remedy = 'Good for small models only; set model.device = "cpu" if you mean it'
+    if shutil.which("nvidia-smi"):
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+        problem = f"there is an NVIDIA driver, but torch is built for {built} and sees no GPU"
+        remedy = "Run nvidia-smi, look at CUDA_VISIBLE_DEVICES, or install torch for CUDA"
     if device == "cuda":
         yield fail(f"model.device is cuda: {problem}", remedy)
     elif device == "cpu":

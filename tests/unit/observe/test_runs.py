@@ -88,8 +88,8 @@ def test_numbers_and_curves_are_compared(runs: Path) -> None:
     ("arguments", "said"),
     [
         (["a"], "two runs"),
-        (["a", "nowhere"], "not the directory of a run"),
-        (["a", "notes"], "not the directory of a run"),
+        (["a", "nowhere"], "no run directory"),
+        (["a", "notes"], "no run directory"),
         (
             ["a", "b", "--metric", "reward_men"],
             "Choose from: eval_count, eval_reward_mean, reward_mean",
