@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
-from controller.ledger.views import step_of_task
 from paceline.ids import Step, TaskId
 from paceline.observe.groups import META_FIELDS, GroupSummary
 from paceline.payloads.store import PayloadStore
@@ -37,9 +36,19 @@ def meta_of(state: State, task: Task, meta: GroupMeta, step: Step) -> dict[str, 
     }
 
 
+def _step_of_task(state: State) -> dict[TaskId, Step]:
+    """Task id to the step that trains it, for tasks in or past a step."""
+    book = state.steps
+    found = {task_id: step for step, ids in book.history.items() for task_id in ids}
+    found.update({task_id: step for step, ids in book.replay.items() for task_id in ids})
+    if book.open is not None:
+        found.update(dict.fromkeys(book.open.groups, book.open.step))
+    return found
+
+
 def stored_groups(state: State) -> list[GroupSummary]:
     """The groups whose samples are stored."""
-    steps = step_of_task(state)
+    steps = _step_of_task(state)
     return [
         GroupSummary(**meta_of(state, task, task.group, steps.get(task.task_id, Step(0))))
         for task in state.tasks.records.values()
@@ -59,7 +68,7 @@ async def stored_group(
     task = state.tasks.records.get(task_id)
     if task is None or task.group is None:
         raise GroupGone(_reason_of_absence(state, task, group_id))
-    meta = meta_of(state, task, task.group, step_of_task(state).get(task_id, Step(0)))
+    meta = meta_of(state, task, task.group, _step_of_task(state).get(task_id, Step(0)))
     (payload,) = await payloads.get([task.ref])
     if payload is None:
         raise GroupGone(f"a checkpoint has just covered group {group_id}: its samples are gone")

@@ -15,8 +15,7 @@ from controller.ledger.state.steps import OpenStep, Vote
 from controller.ledger.state.tasks import GroupSizes, ordinal_of, sizes_of
 from controller.ledger.state.token_ages import token_age, token_ages
 
-TOO_LONG = "prompt_too_long"
-"""Reason that rollout workers give for a prompt which they drop for its length."""
+TOO_LONG = "prompt_too_long"  # Reason of rollout workers that drop a prompt for its length
 RATIO_SQUARE = "ratio_square"
 """Statistic of votes, mean square of the importance weights. With their mean it gives ess, the
 effective sample size as a share of the number n of tokens: (sum w)^2 / (n * sum w^2). 1: all
@@ -27,8 +26,7 @@ the first are reported only so."""
 REWARD, REWARD_SQUARE = "reward/", "reward_square/"
 """Prefixes of statistics of votes, before the name of a reward function: its values and their
 squares. They give reward/NAME and reward/NAME/std."""
-_MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
-"""Statistics of votes whose maximum is reported beside the mean."""
+_MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")  # Statistics with a maximum
 _BUCKETS = ("0", "1", "2", "3_4", "5_8", "9_16", "17_32", "33_up")  # Ages of tokens, in steps
 _BUCKET_ENDS = (0, 1, 2, 4, 8, 16, 32)
 

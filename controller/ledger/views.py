@@ -88,13 +88,3 @@ def may_need(state: State, ref: Ref) -> bool:
     """True if a step may still need this payload, or its group may still be accepted."""
     task = state.tasks.records.get(ref[0])
     return task is not None and task.ref == ref and (task.leased or task.group is not None)
-
-
-def step_of_task(state: State) -> dict[TaskId, Step]:
-    """Task id to the step that trains it, for tasks in or past a step."""
-    book = state.steps
-    found = {task_id: step for step, ids in book.history.items() for task_id in ids}
-    found.update({task_id: step for step, ids in book.replay.items() for task_id in ids})
-    if book.open is not None:
-        found.update(dict.fromkeys(book.open.groups, book.open.step))
-    return found

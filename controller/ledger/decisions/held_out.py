@@ -118,10 +118,8 @@ def _settle_best(d: Decider) -> None:
     """Chooses the best checkpoint of those whose step was evaluated, the first of equals."""
     s = d.state
     scored = [c for c in s.versions.checkpoints if c.step in s.evals.scores]
-    if not scored:
-        return
-    best = max(scored, key=lambda c: (s.evals.scores[c.step], -c.step))
-    if best.step != s.versions.best:
+    best = max(scored, key=lambda c: (s.evals.scores[c.step], -c.step), default=None)
+    if best is not None and best.step != s.versions.best:
         chosen = best.step, best.path, s.evals.scores[best.step]
         d.emit(ev.BestCheckpointChosen(*chosen, s.run.recorded, s.run.best_metric))
 

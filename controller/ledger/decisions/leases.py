@@ -294,8 +294,7 @@ def release(
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
         d.emit(ev.TaskDropped(*task.ref, DropReason.QUARANTINED, "; ".join(tries)))
     else:
-        who = worker.worker_id, reason
-        d.emit(ev.TaskReleased(*task.ref, *who, counts, detail, suspected))
+        d.emit(ev.TaskReleased(*task.ref, worker.worker_id, reason, counts, detail, suspected))
 
 
 def _not_running(task: Task, attempt: int) -> Verdict:

@@ -1,5 +1,8 @@
-"""Catalogue of events: everything that can happen to a run, as the journal keeps it. A class has
-the event's fields and everything that the controller does with it; see ``Event``.
+"""Catalogue of events: everything that can happen to a run, as the journal keeps it.
+
+A class has the event's fields and everything that the controller does with it: its effect on the
+state (``apply``), the long polls it ``wakes``, whether it ``directs`` workers, whether it is
+``listed`` for people, its ``severity`` and its ``text()``.
 
 In the journal an event is a JSON object with ``type`` and its fields; ``to_json`` and ``from_json``
 are exact inverses.

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from controller.ledger.state.state import State
 from paceline.observe.vocabulary import EventType, Severity
@@ -70,8 +70,7 @@ def event(
         if warns is not None:
             known.severity = property(lambda e: Severity.WARNING if warns(e) else severity)
         TYPES[EventType(known.__name__)] = known
-        found: _E = known
-        return found
+        return cast(_E, known)
 
     return made
 

@@ -61,8 +61,7 @@ class EvalRound:
 
     @property
     def most_scored(self) -> Version | None:
-        """The version of most rows, the older one of two, that is in no doubt; None: no row has
-        such a version."""
+        """The version of most rows, the older of two, that is in no doubt; None: there is none."""
         versions = sorted(self.scores.keys() - {MIXED, *self.doubtful})
         rows = {v: sum(x.rows for x in self.scores[v].sets.values()) for v in versions}
         return max(rows, key=rows.__getitem__, default=None)

@@ -171,8 +171,9 @@ class Fleet:
 
     def scorers(self) -> list[Worker]:
         """Scorers that are ready for requests, by worker id."""
-        ready = (w for w in self.living(Role.SCORER) if w.joinable)
-        return sorted(ready, key=lambda worker: worker.worker_id)
+        return sorted(
+            (w for w in self.living(Role.SCORER) if w.joinable), key=lambda w: w.worker_id
+        )
 
     def holders(self, version: Version) -> list[Worker]:
         """Living policy replicas that hold the state of ``version``."""

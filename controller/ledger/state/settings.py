@@ -14,8 +14,7 @@ from typing import Any
 
 from paceline.ids import Step
 
-RUN_LENGTH = ("train.steps", "train.epochs", "train.max_samples")
-"""Settings of which exactly one is set."""
+RUN_LENGTH = ("train.steps", "train.epochs", "train.max_samples")  # Exactly one is set
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from paceline.ids import Step, TaskId
 _OUTCOMES_KEPT = 4096
 _NO_FAILURE = (*DROPPED_FOR_AGE, DropReason.RUN_ENDED, *GroupFault)
 """Drops that say nothing about the attempts."""
-SUSPECT_DEATHS = 2
-"""Owners that died with a task before it is isolated. One death happens to every task."""
+SUSPECT_DEATHS = 2  # Owners that died with a task before it is isolated. One happens to every task.
 
 
 class TaskState(StrEnum):
