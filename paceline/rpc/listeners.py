@@ -39,6 +39,7 @@ LONGEST_PATH = 107  # bytes of a Unix socket's path
 HANDSHAKE_MS = 10_000  # time for the handshakes of TLS and HTTP/2
 IDLE_MS = 300_000  # a connection without a call is closed after this time; clients connect again
 MOST_METADATA = 16 << 10  # bytes of the headers of a call
+MOST_CALLS = 1024  # at a time over one connection; further ones wait at the client
 LISTENER = "paceline"  # the name in every run's certificate
 UNPROVEN = "does not prove that it has this run's token"
 
@@ -107,6 +108,7 @@ def new_server(config: Config) -> grpc.aio.Server:
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ("grpc.max_connection_idle_ms", IDLE_MS),
             ("grpc.max_metadata_size", MOST_METADATA),
+            ("grpc.max_concurrent_streams", MOST_CALLS),
         ]
     )
 

@@ -16,6 +16,7 @@ import pytest
 
 from controller.services.grpc_server import Services
 from paceline.config.load import load_config
+from paceline.config.sections.services import AuthConfig
 from paceline.payloads.group_limits import Invalid
 from paceline.rpc import listeners
 from paceline.rpc.client import ControlPlane, RequestRefused
@@ -23,7 +24,7 @@ from paceline.rpc.listeners import add_port, new_server
 from paceline.v1 import admin_pb2, scorer_pb2
 from scorer_worker.server import ScorerServer
 from testbed.fleets.controller_processes import write_config
-from testbed.fleets.controllers import running_controllers, status
+from testbed.fleets.controllers import running_controllers, status, until
 
 TOKEN = "0123456789abcdef0123"
 BODY_MB = 60
@@ -97,6 +98,35 @@ def peak(process: psutil.Process) -> int:
     """MB."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
+
+
+async def test_one_connection_has_so_many_calls_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """157,000 streams in 4 s of a stranger had others' calls cancelled, and took 130 MB."""
+    monkeypatch.setattr(listeners, "MOST_CALLS", 4)
+    running, release = [], asyncio.Event()
+
+    async def hold(controller: Any, request: Any) -> admin_pb2.StatusReply:
+        running.append(request)
+        await release.wait()
+        return admin_pb2.StatusReply()
+
+    server = new_server(load_config(write_config(tmp_path), []))
+    handlers = {"AdminService.GetStatus": hold}
+    server.add_generic_rpc_handlers((Services(NoController(), handlers, TOKEN),))  # type: ignore[arg-type]
+    control = ControlPlane(
+        [f"127.0.0.1:{add_port(server, '127.0.0.1:0', AuthConfig(), TOKEN)}"], token=TOKEN
+    )
+    await server.start()
+    calls = [asyncio.create_task(status(control)) for _ in range(12)]
+    await until(lambda: len(running) >= 4)
+    await asyncio.sleep(0.2)  # nothing is to happen
+    assert len(running) == 4
+    release.set()
+    await asyncio.gather(*calls)
+    await control.close()
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("role", ["controller", "scorer"])
