@@ -19,8 +19,16 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+
+
+def _carried(count: int) -> int:
+    if count >= 1 << 31:
+        raise ValueError("it is above 2147483647, and no message carries more")
+    return count
+
+
+Positive = Annotated[int, Field(ge=1), AfterValidator(_carried)]
+NonNegative = Annotated[int, Field(ge=0), AfterValidator(_carried)]
 Seconds = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Ratio = Annotated[float, Field(ge=0)]

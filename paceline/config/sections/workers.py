@@ -141,7 +141,7 @@ BOUNDED = ("policy", "rollout", "scorers")
 class FleetConfig(Section):
     controllers: Annotated[int, Field(ge=1, le=7)] = 2
     """Controllers. One leads, the others are hot standbys."""
-    policy: Annotated[int, Field(ge=1)] = 1
+    policy: Positive = 1
     """Desired number of policy replicas at the start of the run."""
     policy_min: Positive = 1
     """Lower limit of the desired number of policy replicas, for commands and for the autoscaler."""
@@ -149,7 +149,7 @@ class FleetConfig(Section):
     """Upper limit of the desired number of policy replicas. If none, there is no limit."""
     policy_ranks: Positive = 1
     """Ranks (processes) of a policy replica, over which FSDP2 shards the model."""
-    rollout: Annotated[int, Field(ge=1)] = 1
+    rollout: Positive = 1
     """Desired number of rollout workers at the start of the run."""
     rollout_min: Positive = 1
     """Lower limit of the desired number of rollout workers, for commands and for the autoscaler."""
@@ -158,7 +158,7 @@ class FleetConfig(Section):
     rollout_spares: NonNegative = 0
     """Hot-spare rollout workers beside the desired number: they have weights, and lease tasks only
     when another worker dies or the number rises."""
-    scorers: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] = 1
+    scorers: Positive | dict[str, Positive] = 1
     """Desired workers of each scorer at the start: one number for all, or a table by name."""
     scorers_min: Positive = 1
     """Lower limit of the desired number of workers of each scorer."""

@@ -92,6 +92,8 @@ REFUSED = [
 REFUSED_OVERRIDES = [
     ("train.steps=x", '--set train.steps=x: train.steps = "x"'),
     ("run.seed=18446744073709551616", "run.seed = 18446744073709551616: input should be less"),
+    (f"train.steps={10**400}", "train.steps: it is above 2147483647, and no message carries more"),
+    ("fleet.rollout=9999999999", "fleet.rollout: it is above 2147483647"),
     ("train=3", r"--set train=3: train = 3: it is a section. Write \[train\]"),
     ("train", "--set train: write it as section.field=value"),
     ("auth.tls_cert=a", "--set auth.tls_cert=a: auth.tls_cert and auth.tls_key go together"),
