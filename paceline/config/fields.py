@@ -20,7 +20,6 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 
-
 def _carried(count: int) -> int:
     if count >= 1 << 31:
         raise ValueError("it is above 2147483647, and no message carries more")
