@@ -72,13 +72,13 @@ class Autoscaling:
             if state.paused or state.phase is not Phase.OPEN:
                 self._samples.clear()
                 continue
-            self._sample(state)
+            self.sample(state)
             if state.versions.step != self._step:
                 self._step = state.versions.step
-                self._committed(state)
-                await self._carry_out(state)
+                self.committed(state)
+                await self.carry_out(state)
 
-    def _sample(self, state: State) -> None:
+    def sample(self, state: State) -> None:
         reports = reports_of(self._leader, state)
         step_s = state.steps.metrics.get("step_s", 0.0)
         shares = shares_of(state, reports, scorer_loads(self._leader, state))
@@ -86,7 +86,7 @@ class Autoscaling:
         if any("engine_idle_fraction" in report.gauges for _, report in reports):
             self._samples.append((shares.idle, shares.closed > 0))
 
-    def _committed(self, state: State) -> None:
+    def committed(self, state: State) -> None:
         metrics = state.steps.metrics
         starved = metrics.get("time_wait_s", 0.0) / max(metrics.get("step_s", 0.0), 1e-6)
         throttled = 0.0
@@ -115,7 +115,7 @@ class Autoscaling:
         """Scorers need a limit too."""
         return self._apply and (self._limited or not found.scorers)
 
-    async def _carry_out(self, state: State) -> None:
+    async def carry_out(self, state: State) -> None:
         found = self._leader.proposal
         if found is None or not self._applies(found):
             return

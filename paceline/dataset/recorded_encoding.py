@@ -111,7 +111,7 @@ class RowEncoder:
 
     def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
         self._data = config.data
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._longest = min(config.longest_sequence, positions(config.model.path) or sys.maxsize)
 
     def encode(
@@ -126,8 +126,8 @@ class RowEncoder:
             parts = parts_of(row, self._data)
         except DataError as error:
             raise BadPrompt("malformed_row", str(error)) from None
-        prompt = self._tokenizer.opening(parts.prompt)
-        count, limit = len(prompt.tokens), self._tokenizer.limit
+        prompt = self.tokenizer.opening(parts.prompt)
+        count, limit = len(prompt.tokens), self.tokenizer.limit
         if not count:
             raise BadPrompt("malformed_row", "the prompt gives no tokens")
         if count > limit:
@@ -151,14 +151,14 @@ class RowEncoder:
     def _marked(self, prompt: Content, following: Content) -> Marked:
         """The tokens up to the last trained one. Nothing is learnt from what follows."""
         if isinstance(prompt, str) or isinstance(following, str):
-            tokens = self._tokenizer.after(str(prompt), str(following))
-            ends = self._tokenizer.end_tokens
+            tokens = self.tokenizer.after(str(prompt), str(following))
+            ends = self.tokenizer.end_tokens
             if ends and tokens[-1:] != [ends[0]]:
                 tokens = [*tokens, ends[0]]  # the model learns to stop
             trained = [1] * len(tokens)
         else:
-            find = marked_answers if self._tokenizer.marks_answers else rendered_answers
-            tokens, trained = find(self._tokenizer, prompt, following)
+            find = marked_answers if self.tokenizer.marks_answers else rendered_answers
+            tokens, trained = find(self.tokenizer, prompt, following)
         if not any(trained):
             raise BadPrompt("malformed_row", "a completion has no token to train")
         last = max(i for i, mark in enumerate(trained) if mark) + 1
@@ -173,5 +173,5 @@ class RowEncoder:
             finish_reason=rollout_pb2.FINISH_REASON_STOP,
             reward=reward,
             loss_mask=b"" if all(trained) else bytes(trained),
-            text=self._tokenizer.decode_all(tokens)[:_MAX_TEXT],
+            text=self.tokenizer.decode_all(tokens)[:_MAX_TEXT],
         )

@@ -41,6 +41,10 @@ class Server:
         until(lambda: self.process.poll() is not None or self.answers())
         assert self.process.poll() is None, f"the server at port {self.port} ended at once"
 
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
     def answers(self) -> bool:
         try:
             return bool(self.client.ping())

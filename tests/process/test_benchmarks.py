@@ -1,4 +1,4 @@
-"""Benchmarks that drive controllers from outside still get in."""
+"""Benchmarks that drive controllers from outside still get in, and those of fleets can begin."""
 
 import json
 import os
@@ -13,26 +13,30 @@ ENVIRONMENT = dict(os.environ)
 """As it is before any test: vLLM leaves torchrun's variables in the process that it ran in."""
 
 
-def test_the_control_plane_is_measured(tmp_path: Path) -> None:
-    """A short row, as a process: tests import no benchmarks."""
-    out = tmp_path / "row.json"
-    short = ["--clients", "1", "--payloads", "16x16", "--seconds", "0.5", "--warm-up", "0.5"]
-    command = [sys.executable, "-m", "benchmarks.control_plane", *short, "--out", str(out)]
+def run(*words: str) -> None:
+    """Python with these words, as a process: tests import no benchmarks."""
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=patient(120)
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        timeout=patient(240),
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_control_plane_is_measured(tmp_path: Path) -> None:
+    out = tmp_path / "row.json"
+    short = ["--clients", "1", "--payloads", "16x16", "--seconds", "0.5", "--warm-up", "0.5"]
+    run("-m", "benchmarks.control_plane", *short, "--out", str(out))
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["payload"], row["clients"]) == ("16x16", 1)
 
 
 def test_the_planner_is_compared_with_a_published_run(tmp_path: Path) -> None:
     out = tmp_path / "planner.json"
-    command = [sys.executable, "-m", "benchmarks.planner", "--only", "DORA 32B", "--out", str(out)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=patient(240)
-    )
-    assert done.returncode == 0, done.stderr
+    run("-m", "benchmarks.planner", "--only", "DORA 32B", "--out", str(out))
     rows = json.loads(out.read_text())["rows"]
     assert [row["system"] for row in rows] == ["DORA 32B"] * 2
     assert all(abs(row["error"]) <= 0.25 and row["sign_right"] for row in rows)
@@ -44,3 +48,30 @@ def test_the_planner_meets_its_bar_in_the_results_of_its_page() -> None:
     assert bar["worst_error"] <= 0.25
     assert bar["signs_right"]
     assert bar["one_row_inside"]
+
+
+SCALING = """
+import asyncio, sys
+from pathlib import Path
+from benchmarks.scaling.__main__ import Batch, Cell, DeviceTimes, colocated_rate
+from benchmarks.scaling.fleet import _config
+from paceline.config.load import load_config
+cell = Cell(2, 1, Batch(2, 4), DeviceTimes(slots=4))
+config = load_config(_config(cell, Path(sys.argv[1])))
+assert (config.fleet.rollout, config.train.max_staleness) == (2, 1), config
+assert asyncio.run(colocated_rate(cell.times, 2, cell.batch, 1)) > 0
+"""
+ATTRIBUTION = """
+import json
+from pathlib import Path
+from benchmarks.attribution.__main__ import KINDS, attributed_share
+found = json.loads(Path("benchmarks/results/attribution.json").read_text())
+assert {one["kind"] for one in found["injections"]} == KINDS.keys()
+assert attributed_share(found["injections"], found["other_faults"]) == found["share"]
+"""
+
+
+def test_benchmarks_of_whole_fleets_have_their_cases_and_measure_alike(tmp_path: Path) -> None:
+    """The fleets themselves run for minutes: here a baseline is measured, and results are counted
+    again."""
+    run("-c", SCALING + ATTRIBUTION, str(tmp_path))

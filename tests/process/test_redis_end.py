@@ -16,27 +16,19 @@ from paceline.observe.fleet_file import ProcessId
 from paceline.redis.server import ensure_redis, redis_log, stop_redis
 from paceline_launcher.launch.child import until_gone
 from paceline_launcher.launch.fault_reports import FaultReports, end_in_log
+from testbed.fleets.controllers import until
 from testbed.patience import patient
-
-
-class Recorder:
-    """In the place of the controllers."""
-
-    def __init__(self) -> None:
-        self.told: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def call(self, method: str, request: Any, *, timeout_s: float) -> None:
-        self.told.put_nowait(request)
+from tests.fakes.admin_control import AdminControl
 
 
 async def fault_of(identity: ProcessId, run_dir: Path) -> Any:
     """What the controllers are told of the end of that Redis."""
-    control = Recorder()
-    reports = FaultReports(control)  # type: ignore[arg-type]
+    control: Any = AdminControl(ReportFault=None)
+    reports = FaultReports(control)
     await reports.await_redis(identity, redis_log(run_dir))
-    fault = await control.told.get()
+    await until(lambda: control.heard)
     await reports.settle(60.0)
-    return fault
+    return control.heard[0][1]
 
 
 async def killed(run_dir: Path) -> ProcessId:

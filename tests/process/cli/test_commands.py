@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import ssl
 import subprocess
 import sys
@@ -16,9 +18,11 @@ from typer.testing import CliRunner
 
 from paceline.errors import BadInput
 from paceline.rpc.addresses import free_ports
-from paceline_launcher.cli import app, main
+from paceline_launcher.cli import app
 from paceline_launcher.cli.common import Target
 from testbed.patience import patient
+from tests.fixtures.golden import Golden
+from tests.fixtures.rendered import ROOT
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -119,65 +123,51 @@ def test_config_check_prints_what_it_reads_back(paceline: Command, config: Path)
     assert "warning" not in warned.stdout
 
 
-AWAY = ("--controllers", "127.0.0.1:1")
+GOLDEN = Golden("commands")
 
 
-@pytest.mark.parametrize(
-    ("command", "status"),
-    [
-        (["nonsense"], 2),
-        (["top"], 2),
-        (["samples", "--sort", "funniest", "--run-dir", "nowhere"], 2),
-        (["logs", "policy-0"], 2),
-        (["init", "--size", "huge"], 2),
-        (["status", "--tls-ca", "missing.pem", *AWAY], 2),
-        (["scale", "policy=99999999999", *AWAY], 2),
-        (["scale", "policy=²", *AWAY], 2),
-        (["scale", "policy=2", "policy=3", *AWAY], 2),
-        (["status", "--controllers", "127.0.0.1:²"], 2),
-        (["status", "--controllers", "host"], 2),
-        (["status", "--controllers", "host:70000"], 2),
-        (["events", "--after", "1-0-x", "--run-dir", "nowhere"], 2),
-        (["up", "."], 2),
-        (["export", ".", "--out", "e"], 2),
-        (["status", *AWAY], 3),
-        (["top", *AWAY], 3),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
-)
-def test_bad_input_and_absent_controllers_have_their_exit_status(
-    tmp_path: Path, command: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def here(config: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present directory, with the files that cases of the golden file name."""
+    here = config.parent
+    monkeypatch.chdir(here)
+    config.write_text('[model]\npath = "model"\n[data]\npath = "rows.jsonl"\n')
+    for name in ("digit_sort", "qwen3_8b"):
+        shutil.copy(ROOT / f"deploy/examples/{name}.toml", here)
+    (here / "token").write_text("0123456789abcdef\n")
+    (here / "token").chmod(0o600)
+    texts = {
+        **dict.fromkeys(("maths/config.toml", "maths/export/paceline.json"), ""),
+        "maths/export/config.json": '{"architectures": ["Qwen3ForCausalLM"]}',
+        "maths/checkpoints/step-000001/meta.json": "{}",
+        "scores/config.json": '{"architectures": ["Qwen3ForSequenceClassification"]}',
+        "damaged/config.json": "{",
+        "unfinished/checkpoints/none": "",
+    }
+    for name, text in texts.items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(text)
+    return here
+
+
+@pytest.mark.parametrize("case", GOLDEN.cases)
+def test_bad_input_has_its_exit_status_and_one_message_and_makes_nothing(
+    case: str, here: Path, paceline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["paceline", *command])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == status
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["train.stepz=1"], "train.stepz is not a setting"),
-        (["controller.host=0.0.0.0", "auth.token_file={token}"], "Set redis.url"),
-        (["redis.url=redis://127.0.0.1:1/0"], "no Redis at redis://127.0.0.1:1/0"),
-    ],
-)
-def test_bad_input_is_one_message_and_nothing_is_started(
-    paceline: Command, config: Path, tmp_path: Path, overrides: list[str], said: str
-) -> None:
-    run_dir = tmp_path / "run"
-    token = tmp_path / "token"
-    token.write_text("0123456789abcdef\n")
-    filled = [override.replace("{token}", str(token)) for override in overrides]
-    sets = [part for override in filled for part in ("--set", override)]
-    shown = paceline("up", str(config), *sets, "--run-dir", str(run_dir))
-    assert shown.returncode == 2
-    assert said in shown.stderr
-    assert "Traceback" not in shown.stderr
-    assert len(shown.stderr.splitlines()) == 1
-    assert not run_dir.exists()
+    for name in ("RANK", "WORLD_SIZE", "PACELINE_TOKEN", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "100")
+    environment, _, words = case.partition("paceline ")
+    for word in environment.split():
+        monkeypatch.setenv(*word.split("=", 1))
+    before = set(here.rglob("*"))
+    done = paceline(*shlex.split(words))
+    # But for the words of gRPC.
+    said = re.sub(r" \(\S+: UNAVAILABLE .*", "", f"{done.stdout}{done.stderr}")
+    GOLDEN.check(case, f"exit status {done.returncode}\n{said}".replace(f"{here}/", ""))
+    assert done.returncode in (2, 3) and "Traceback" not in done.stderr
+    assert set(here.rglob("*")) == before
 
 
 def test_attach_without_a_fleet_and_a_dry_run_make_nothing(

@@ -21,7 +21,6 @@ from paceline.config import Config
 from paceline.errors import BadInput
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.redis.server import RedisEndpoint
-from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch import fleet_process, passing, restarts, run, watch
 from paceline_launcher.launch.child import Child, ChildSpec, end_all
@@ -34,6 +33,7 @@ from paceline_launcher.live_view import open_console
 from paceline_launcher.node_placement import MachineGpus
 from testbed.fleets.controllers import until
 from testbed.fleets.local_run import ROOT
+from tests.fakes.admin_control import AdminControl
 from tests.fixtures.configs import config_of
 
 FOREVER = "import time; time.sleep(600)"
@@ -49,6 +49,9 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("up", flush=True)
 time.sleep(600)
 """
+
+
+ACCEPTED = admin_pb2.AdminReply(accepted=True)
 
 
 class Scripts:
@@ -82,7 +85,7 @@ def settings(**fleet: object) -> Config:
 def a_fleet(
     config: Config,
     scripts: Scripts,
-    control: ControlPlane,
+    control: Any,
     note: Callable[[str], None],
     gpus: MachineGpus | None = None,
     earlier: FleetRecord | None = None,
@@ -102,8 +105,8 @@ async def fleet_of(
 ) -> AsyncIterator[tuple[Fleet, list[str]]]:
     """The fleet and what it notes; ``started``: with all its processes."""
     notes: list[str] = []
-    control = ControlPlane(["127.0.0.1:1"])
-    fleet = a_fleet(config, Scripts(tmp_path, **by_role), control, notes.append, gpus)
+    scripts = Scripts(tmp_path, **by_role)
+    fleet = a_fleet(config, scripts, AdminControl(), notes.append, gpus)
     try:
         if started:
             fleet.start_controllers()
@@ -112,7 +115,6 @@ async def fleet_of(
         yield fleet, notes
     finally:
         await fleet.close()
-        await control.close()
     assert not recorded(tmp_path).survivors()
 
 
@@ -192,27 +194,19 @@ async def test_a_fleet_that_is_taken_over_keeps_its_gpus(tmp_path: Path) -> None
     async with fleet_of(tmp_path, config, before) as (fleet, _):
         had = gpus_of(fleet)
         earlier = recorded(tmp_path)
-        control = ControlPlane(["127.0.0.1:1"])
-        heir = a_fleet(config, Scripts(tmp_path), control, print, after, earlier)
+        heir = a_fleet(config, Scripts(tmp_path), AdminControl(), print, after, earlier)
         assert heir.adopt_all() == 3
         kept = {child.spec.name: child.spec.environment for child in heir.running(workers=True)}
         assert {name: kept[name]["CUDA_VISIBLE_DEVICES"] for name in had} == had
         fleet.ending.set()
         await heir.close()
-        await control.close()
 
 
-async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(tmp_path: Path) -> None:
     """It came back as one that counts as leaving: the fleet had one too many for good."""
     async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
-        told = []
-
-        async def tell_exit(child: Child, code: int) -> None:
-            told.append((child.spec.name, child.pid, code))
-
-        monkeypatch.setattr(fleet.faults, "report_exit", tell_exit)
+        control: Any = fleet.control
+        control.answers["ReportExit"] = None
         status = desired(policy=1, rollout=1)
         pid = worker_pids(fleet)["rollout-1"]
         status.workers.add(worker_id="rollout-1", state="draining", pid=pid)
@@ -220,27 +214,20 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
         os.kill(pid, signal.SIGKILL)
         await until(lambda: notes)
         assert notes == ["rollout-1 ended while it was leaving"]
-        await until(lambda: told)
-        assert told == [("rollout-1", pid, -signal.SIGKILL)]
+        await until(lambda: control.asked("ReportExit"))
+        (told,) = control.asked("ReportExit")
+        assert (told.worker_id, told.pid, told.exit_code) == ("rollout-1", pid, -signal.SIGKILL)
         await until(lambda: fleet.processes["rollout-1"].state is State.ENDED)
         # Wanted again, it is started as any other.
         await fleet.reconcile(desired(policy=1, rollout=2))
         await until(lambda: worker_pids(fleet).get("rollout-1", pid) != pid)
 
 
-async def test_a_worker_that_has_ended_is_asked_to_leave_once_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_has_ended_is_asked_to_leave_once_it_is_back(tmp_path: Path) -> None:
     """The ledger had not heard of its end yet: the new process counted as leaving, and stayed."""
     async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
-        asked = []
-
-        async def answer(method: str, request: Any, timeout_s: float) -> Any:
-            if method == "AdminService.Drain":
-                asked.append(request.request_id)
-            return admin_pb2.AdminReply(accepted=True)
-
-        monkeypatch.setattr(fleet.control, "call", answer)
+        control: Any = fleet.control
+        control.answers = {"Drain": ACCEPTED, "ReportExit": None}
         process = fleet.processes["rollout-1"]
         # The second restart is delayed.
         first = worker_pids(fleet)["rollout-1"]
@@ -249,34 +236,28 @@ async def test_a_worker_that_has_ended_is_asked_to_leave_once_it_is_back(
         os.kill(worker_pids(fleet)["rollout-1"], signal.SIGKILL)
         await until(lambda: process.state is State.WAITING)
         await fleet.reconcile(desired(policy=1, rollout=1))
-        assert asked == []
+        assert control.asked("Drain") == []
         await until(lambda: process.state is State.RUNNING)
         await fleet.reconcile(desired(policy=1, rollout=1))
-        assert asked == [f"surplus-rollout-1-{worker_pids(fleet)['rollout-1']}"]
+        (asked,) = control.asked("Drain")
+        assert asked.request_id == f"surplus-rollout-1-{worker_pids(fleet)['rollout-1']}"
         assert process.state is State.LEAVING
-        monkeypatch.undo()
 
 
 async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_once_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Scaled up and down again while it loads its model: it counted as leaving, and stayed."""
     async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
-        asked, known = [], set[str]()
-
-        async def answer(method: str, request: Any, timeout_s: float) -> admin_pb2.AdminReply:
-            asked.append(request.worker_id)
-            return admin_pb2.AdminReply(accepted=request.worker_id in known)
-
-        monkeypatch.setattr(fleet.control, "call", answer)
+        control: Any = fleet.control
+        control.answers["Drain"] = admin_pb2.AdminReply(accepted=False)
         await fleet.reconcile(desired(policy=1, rollout=1))
-        assert asked == ["rollout-1"] and not notes
-        known.add("rollout-1")
+        assert len(control.asked("Drain")) == 1 and not notes
+        control.answers["Drain"] = ACCEPTED
         for _ in range(2):
             await fleet.reconcile(desired(policy=1, rollout=1))
-        assert asked == ["rollout-1", "rollout-1"]
+        assert [asked.worker_id for asked in control.asked("Drain")] == ["rollout-1"] * 2
         assert notes == ["rollout-1 is asked to leave"]
-        monkeypatch.undo()
 
 
 async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_left(
@@ -292,13 +273,11 @@ async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_l
 
 
 async def test_a_worker_that_ends_well_before_the_end_is_polled_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    async def finished(method: str, request: Any, timeout_s: float) -> Any:
-        return admin_pb2.StatusReply(phase="finished")
-
     async with fleet_of(tmp_path, settings(), started=False, rollout="") as (fleet, notes):
-        monkeypatch.setattr(fleet.control, "call", finished)
+        control: Any = fleet.control
+        control.answers["GetStatus"] = admin_pb2.StatusReply(phase="finished")
         fleet.start_workers()
         process = fleet.processes["rollout-0"]
         assert process.task is not None
@@ -309,28 +288,25 @@ async def test_a_worker_that_ends_well_before_the_end_is_polled_is_not_started_a
 
 
 async def test_workers_of_a_run_that_is_stopped_are_not_left_alive_in_the_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """They were mourned when the run went on: it waited for their leases, and had a failover too
     many."""
     async with fleet_of(tmp_path, settings(), rollout=STUBBORN) as (fleet, _):
-        told = []
-
-        async def answer(method: str, request: admin_pb2.ExitReport, timeout_s: float) -> None:
-            assert fleet.running(workers=False), "they are stopped once they have heard it"
-            told.append((request.worker_id, request.pid, request.exit_code))
-
-        monkeypatch.setattr(fleet.control, "call", answer)
+        control: Any = fleet.control
+        heard_by: list[int] = []  # controllers that are stopped only then
+        control.answers["ReportExit"] = lambda _: heard_by.append(len(fleet.running(workers=False)))
         log = tmp_path / "logs" / "rollout-0.log"
         await until(lambda: log.exists() and "up" in log.read_text())
         pids = worker_pids(fleet)
         await fleet.stop_workers(0.3)
         policy, rollout = pids["policy-0"], pids["rollout-0"]
+        told = [(r.worker_id, r.pid, r.exit_code) for r in control.asked("ReportExit")]
         assert sorted(told) == [
             ("policy-0", policy, -signal.SIGTERM),
             ("rollout-0", rollout, -signal.SIGKILL),
         ]
-        monkeypatch.undo()
+        assert heard_by == [1, 1]
 
 
 async def test_what_a_killed_process_left_in_its_session_is_ended(tmp_path: Path) -> None:
@@ -424,8 +400,7 @@ async def test_a_fleet_without_its_supervisor_is_taken_over(tmp_path: Path) -> N
     record.write(tmp_path)
 
     notes: list[str] = []
-    control = ControlPlane(["127.0.0.1:1"])
-    fleet = a_fleet(settings(), Scripts(tmp_path), control, notes.append, earlier=record)
+    fleet = a_fleet(settings(), Scripts(tmp_path), AdminControl(), notes.append, earlier=record)
     assert fleet.adopt_all() == 3
     await until(lambda: len(worker_pids(fleet)) == 2)
     assert all(identity.alive() for identity in ids.values())
@@ -440,7 +415,6 @@ async def test_a_fleet_without_its_supervisor_is_taken_over(tmp_path: Path) -> N
     policy = next(p for p in recorded(tmp_path).processes if p.name == "policy-0")
     assert [i.pid for i in policy.ids] == [ids["policy-0"].pid, worker_pids(fleet)["policy-0"]]
     await fleet.close()
-    await control.close()
     assert [name for name, identity in ids.items() if identity.alive()] == ["controller-1"]
     os.kill(ids["controller-1"].pid, signal.SIGKILL)
     await until(lambda: not recorded(tmp_path).survivors())

@@ -20,6 +20,7 @@ from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.node_workers import NodeWorkers, publish_point
 from paceline_launcher.node_placement import Placement
 from testbed.fleets.controllers import until
+from tests.fakes.admin_control import AdminControl
 from tests.fixtures.configs import config_of
 
 # Its environment is there as soon as the file is.
@@ -51,26 +52,22 @@ class Scripts(ChildSpecs):
         return replace(spec, argv=(sys.executable, "-c", script, str(said)), nice=0)
 
 
-class Ledger:
-    """Answers as a leader does, without any controller."""
+class Ledger(AdminControl):
+    """Answers as a leader does."""
 
     def __init__(self) -> None:
         self.status = admin_pb2.StatusReply(phase="running", desired={"policy": 1, "rollout": 1})
-        self.drained: list[str] = []
-        self.faults: list[str] = []
+        accepted = admin_pb2.AdminReply(accepted=True)
+        super().__init__(GetStatus=self.status, Drain=accepted, ReportFault=None, ReportExit=None)
+
+    @property
+    def faults(self) -> list[str]:
+        return [f"{request.name} {request.cause}" for request in self.asked("ReportFault")]
 
     def now(self, **states: str) -> admin_pb2.StatusReply:
         del self.status.workers[:]
         for name, state in states.items():
             self.status.workers.add(worker_id=name.replace("_", "-"), state=state)
-        return self.status
-
-    async def call(self, method: str, request: Any, **_: Any) -> Any:
-        if method.endswith("Drain"):
-            self.drained.append(request.worker_id)
-            return admin_pb2.AdminReply(accepted=True)
-        if method.endswith("ReportFault"):
-            self.faults.append(f"{request.name} {request.cause}")
         return self.status
 
 
@@ -219,7 +216,7 @@ async def test_a_node_that_leaves_drains_its_replica_and_starts_nothing_more(
         second.start_workers()
         await until(lambda: len(pids(second)) == 2)
         await second.leave()
-        assert set(ledger.drained) == {"policy-0"}
+        assert {request.worker_id for request in ledger.asked("Drain")} == {"policy-0"}
         for pid in pids(second).values():
             os.kill(pid, signal.SIGTERM)
         await until(lambda: second.worker_names() == [])

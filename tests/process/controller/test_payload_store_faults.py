@@ -71,16 +71,12 @@ def lying(server: Server) -> None:
         server.client.set(key, b"other bytes", xx=True)
 
 
-def url_of(server: Server) -> str:
-    return f"redis://127.0.0.1:{server.port}/0"
-
-
 @pytest.mark.parametrize("fail", [killed, stopped, full])
 async def test_a_payload_store_that_is_away_delays_the_run_and_fails_nothing(
     tmp_path: Path, fail: object
 ) -> None:
     with payload_server(tmp_path) as server:
-        config = {"payloads": {"url": url_of(server)}}
+        config = {"payloads": {"url": server.url}}
         with running_controllers(tmp_path, 1, **config) as controllers:
             async with working_fleet(controllers) as (policies, rollouts):
                 policies[0].fetch = True
@@ -130,7 +126,7 @@ async def test_groups_that_the_store_has_lost_or_changed_are_generated_again(
     tmp_path: Path, fail: object
 ) -> None:
     with payload_server(tmp_path) as server:
-        config = {"payloads": {"url": url_of(server)}, "train": {"max_staleness": 4}}
+        config = {"payloads": {"url": server.url}, "train": {"max_staleness": 4}}
         with running_controllers(tmp_path, 1, **config) as controllers:
             async with working_fleet(controllers) as (policies, _):
                 policy = policies[0]

@@ -1,14 +1,21 @@
-"""An external Redis server that is killed, and a master behind Sentinels that is replaced."""
+"""An external Redis server that is killed, one that comes back without the end of its file, and a
+master behind Sentinels that is replaced."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
+
+import pytest
 
 from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import policy_pb2
 from testbed.fleets.controllers import (
+    addresses,
     assert_sound,
+    config_of,
+    control_of,
     running_controllers,
     status,
     until,
@@ -16,12 +23,14 @@ from testbed.fleets.controllers import (
 )
 from testbed.redis.external_redis import Sentinels, Server
 from testbed.redis.external_redis import until as redis_until
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures import policy_process
 
 
 async def test_an_external_redis_killed_and_started_again_loses_nothing(tmp_path: Path) -> None:
     (port,) = free_ports("127.0.0.1", 1)
     server = Server(tmp_path, "own", port, "appendonly yes", 'save ""')
-    url = f"redis://127.0.0.1:{port}/0"
+    url = server.url
     try:
         with running_controllers(tmp_path, 2, redis={"url": url}) as controllers:
             async with working_fleet(controllers) as (policies, rollouts):
@@ -34,6 +43,59 @@ async def test_an_external_redis_killed_and_started_again_loses_nothing(tmp_path
                 assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
         assert_sound(url)
     finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["leader lives", "leader killed"])
+async def test_what_a_redis_forgot_with_the_end_of_its_file_is_trained_again_and_counted_once(
+    tmp_path: Path, killed: bool
+) -> None:
+    """As after a power cut. A trainer holds weights, a plan and an epoch that nobody knows of."""
+    redis_port, port = free_ports("127.0.0.1", 2)
+    server = Server(tmp_path, "own", redis_port, "appendonly yes", 'save ""')
+    url, file = server.url, tmp_path / "appendonlydir/appendonly.aof.1.incr.aof"
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    sections = {
+        "redis": {"url": url},
+        "model": {"path": str(model), "device": "cpu"},
+        "controller": {"port": port},
+        "train": {"max_staleness": 4, "checkpoint_every": 1000},
+        "fleet": {"lease_ttl_s": 60.0},
+    }
+    trainer = None
+    try:
+        with running_controllers(tmp_path, 1, **sections) as controllers:
+            control, config = control_of(controllers), config_of(controllers)
+            async with working_fleet(controllers, policies=0) as (_, rollouts):
+                for rollout in rollouts:
+                    rollout.tokens = 8  # of the model's vocabulary
+                where = addresses(controllers)[0]
+                trainer = policy_process.start(config, where, "policy-0", tmp_path)
+
+                async def reaches(step: int) -> bool:
+                    return (await status(control)).step >= step
+
+                await until(lambda: reaches(2))
+                kept = file.stat().st_size
+                forgotten = (await status(control)).step + 4
+                await until(lambda: reaches(forgotten))
+                before = await status(control)
+                if killed:
+                    controllers.started[0].kill()
+                server.kill()
+                os.truncate(file, kept)
+                await asyncio.to_thread(server.start)
+                if killed:
+                    controllers.start("controller-0", port)
+                await until(lambda: reaches(before.step + 2))
+                assert (await status(control)).term > before.term
+                assert trainer.is_alive() and [w.rejoins for w in rollouts] == [0, 0]
+            await control.close()
+        counts = assert_sound(url)
+        assert counts["rollbacks"] >= 1, counts
+    finally:
+        if trainer is not None:
+            trainer.kill()
         server.kill()
 
 

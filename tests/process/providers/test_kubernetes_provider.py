@@ -2,10 +2,7 @@
 scale subresource with optimistic concurrency, Status objects for errors."""
 
 import json
-import ssl
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +12,18 @@ from paceline.config.sections.workers import KubernetesConfig
 from paceline.providers.base import Trouble
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.v1 import admin_pb2
+from tests.fakes.http_server import Answer, HttpServer
 from tests.fixtures.certificates import self_signed
 
 PREFIX = "/apis/apps/v1/namespaces/training"
 
 
-class ApiServer:
+class ApiServer(HttpServer):
     """Scale subresources of workloads, as the API server serves them."""
 
     def __init__(self, where: Path) -> None:
+        self.certificate, key = self_signed(where)
+        super().__init__((self.certificate, key))
         self.replicas = {"statefulsets/paceline-policy": 1, "deployments/rollouts": 2}
         self.version = 100
         self.token = "first"
@@ -32,39 +32,11 @@ class ApiServer:
         """So many writes find that someone was faster."""
         self.forbidden = False
         self.pods: dict[str, int] = {}
-        (where / "token").write_text("first\n")
         self.token_file = where / "token"
-        certificate, key = self_signed(where)
-        self.certificate = certificate
-        api = self
+        self.token_file.write_text("first\n")
 
-        class Handler(BaseHTTPRequestHandler):
-            def reply(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                code, answer = api.answer(self.command, self.path, self.headers, body)
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(json.dumps(answer).encode())
-
-            do_GET = do_PATCH = reply
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.url = f"https://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    def answer(
-        self, method: str, path: str, headers: Any, body: bytes
-    ) -> tuple[int, dict[str, Any]]:
+    def answer(self, asked: Any, body: bytes) -> Answer:
+        method, path, headers = asked.command, asked.path, asked.headers
         self.requests.append(method)
         if headers.get("Authorization") != f"Bearer {self.token}":
             return status(401, "Unauthorized")
@@ -91,15 +63,14 @@ class ApiServer:
         }
 
 
-def status(code: int, message: str) -> tuple[int, dict[str, Any]]:
+def status(code: int, message: str) -> Answer:
     return code, {"kind": "Status", "message": message, "code": code}
 
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[ApiServer]:
-    server = ApiServer(tmp_path)
-    yield server
-    server.close()
+    with ApiServer(tmp_path) as server:
+        yield server
 
 
 def provider(api: ApiServer, **changes: Any) -> KubernetesProvider:
@@ -178,7 +149,7 @@ async def test_in_a_pod_the_server_and_namespace_are_found_from_the_environment(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.server.server_address[1]))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
     await provider(api, api_url=None).converge(wanted(policy=2))
     assert api.replicas["statefulsets/paceline-policy"] == 2
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")

@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from controller.rest.auth import RestAuth
+from controller.rest.auth import BURST_S, RATE, RestAuth
 from paceline.rpc import request_proof
 from paceline.rpc.auth import own_token
 from paceline.rpc.request_proof import SCHEME, WINDOW_S, proof
 from testbed.fleets.controller_processes import write_config
+from testbed.fleets.controllers import until
+from testbed.patience import patient
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 GOOD, BAD = f"Bearer {TOKEN}", f"Bearer {TOKEN[:-1]}x"
@@ -138,17 +141,18 @@ async def test_a_crafted_host_opens_no_path(host: str) -> None:
 async def test_who_guesses_tokens_waits_for_turns_and_the_right_token_does_not() -> None:
     """Behind a proxy, and on a shared machine, a guesser has the owner's address."""
     async with client() as door:
+        answers: Counter[int] = Counter()
 
         async def guess() -> None:
             while True:
-                answer = await door.post("/api/v1/stop", headers={"Authorization": BAD})
-                assert answer.status_code in (401, 503)
+                bad = await door.post("/api/v1/stop", headers={"Authorization": BAD})
+                answers[bad.status_code] += 1
 
         guessers = [asyncio.create_task(guess()) for _ in range(400)]
-        await asyncio.sleep(0.5)
-        began = time.monotonic()
-        good = await door.post("/api/v1/stop", headers={"Authorization": GOOD})
-        assert good.status_code == 200 and time.monotonic() - began < 2.0
+        await until(lambda: answers.total() > RATE * BURST_S)  # each waits for its turn by then
+        async with asyncio.timeout(patient(2.0)):
+            good = await door.post("/api/v1/stop", headers={"Authorization": GOOD})
+        assert good.status_code == 200 and answers.keys() <= {401, 503}
         for task in guessers:
             task.cancel()
         await asyncio.gather(*guessers, return_exceptions=True)

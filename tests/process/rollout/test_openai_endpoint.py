@@ -51,7 +51,7 @@ async def test_what_the_client_was_told_is_what_is_recorded(model: Path) -> None
 
     async with staged(model, agent(two_turns), count_up, **SETTINGS) as stage:
         group = await stage.group()
-        tokenizer = stage.environments._tokenizer
+        tokenizer = stage.tokenizer
         completion = group.completions[0]
         assert completion.text == "turn 1<eos>\n[user]more<eos>\n[assistant]turn 2<eos>"
         assert [reply.choices[0].message.content for reply in told] == ["turn 1", "turn 2"]

@@ -45,7 +45,7 @@ def calls_once(prompt: str) -> str:
 
 
 def prompt_of(stage: Stage, prompt_tokens: bytes) -> str:
-    tokenizer: PromptTokenizer = stage.environments._tokenizer
+    tokenizer: PromptTokenizer = stage.tokenizer
     return tokenizer.decode_all(np.frombuffer(prompt_tokens, "<i4").tolist())
 
 

@@ -17,6 +17,7 @@ from policy_worker.publisher import WeightPublisher
 from testbed.patience import patient
 from testbed.workers import weight_link_peer
 from tests.fixtures.weight_links import CPU, ReceivingEnd, link
+from tests.process.weights.conftest import StartPeer
 
 BUCKET, BUCKETS = 24 << 20, 5
 """A bucket is several times what kernels keep of a connection, so that a stopped relay's ends in
@@ -52,7 +53,7 @@ class Tree:
     """Trainer to a slow relay in a process of its own, to a child, to a grandchild: links 1, 2 and
     3."""
 
-    def __init__(self, url: str, run_id: str, stack: ExitStack) -> None:
+    def __init__(self, url: str, run_id: str, start_peer: StartPeer, stack: ExitStack) -> None:
         self.weights = torch.arange(BUCKET * BUCKETS // 4, dtype=torch.int32)
         self.trainer = WeightPublisher(
             url=url,
@@ -64,10 +65,9 @@ class Tree:
             host="127.0.0.1",
         )
         stack.callback(self.trainer.close)
-        self.relay = weight_link_peer.start(
-            "receiver", url, run_id, 1, relays=[2], stall_s=STALL_S, host="127.0.0.1", pace=PACE
+        self.relay = start_peer(
+            "receiver", 1, relays=[2], stall_s=STALL_S, host="127.0.0.1", pace=PACE
         )
-        stack.callback(self.end_relay)
         self.child, self.grandchild = Child(url, run_id), Child(url, run_id)
         for each in (self.child, self.grandchild):
             stack.callback(each.receiver.close)
@@ -79,16 +79,11 @@ class Tree:
         self.child.receiver.relay.set_links([link(3)])
         self.grandchild.receiver.set_link(link(3, relayed=True), 1)
 
-    def end_relay(self) -> None:
-        self.relay.send_signal(signal.SIGCONT)
-        self.relay.kill()
-        self.relay.wait()
-
 
 @pytest.fixture
-def tree(url: str, request: pytest.FixtureRequest) -> Iterator[Tree]:
+def tree(url: str, request: pytest.FixtureRequest, start_peer: StartPeer) -> Iterator[Tree]:
     with ExitStack() as stack:
-        yield Tree(url, request.node.name, stack)
+        yield Tree(url, request.node.name, start_peer, stack)
 
 
 @pytest.mark.timeout(180)

@@ -17,7 +17,6 @@ from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.weight_link import LinkKey, WeightLink
 from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import WeightSnapshot
-from testbed.workers import weight_link_peer
 from tests.fixtures.weight_links import (
     CPU,
     PublishingEnd,
@@ -27,6 +26,7 @@ from tests.fixtures.weight_links import (
     shares,
     until,
 )
+from tests.process.weights.conftest import StartPeer
 
 BUCKETS = 6
 BUCKET_BYTES = 4096
@@ -102,11 +102,10 @@ class Receiving(ReceivingEnd):
 
 
 class Relays:
-    def __init__(self, url: str, run_id: str) -> None:
-        self.url, self.run_id = url, run_id
+    def __init__(self, url: str, run_id: str, start_peer: StartPeer) -> None:
+        self.url, self.run_id, self.start_peer = url, run_id, start_peer
         self.trainer = Dripping(url, run_id)
         self.receivings: list[Receiving] = []
-        self.processes: list[subprocess.Popen[str]] = []
 
     def receiving(self, **options: bool) -> Receiving:
         end = Receiving(self.url, self.run_id, **options)
@@ -114,25 +113,17 @@ class Relays:
         return end
 
     def process(self, epoch: int, relays: Sequence[int]) -> subprocess.Popen[str]:
-        started = weight_link_peer.start(
-            "receiver", self.url, self.run_id, epoch, relays=relays, stall_s=STALL_S
-        )
-        self.processes.append(started)
-        return started
+        return self.start_peer("receiver", epoch, relays=relays, stall_s=STALL_S)
 
     def close(self) -> None:
         self.trainer.close()
         for end in self.receivings:
             end.receiver.close()
-        for process in self.processes:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture
-def relays(url: str, request: pytest.FixtureRequest) -> Iterator[Relays]:
-    made = Relays(url, request.node.name)
+def relays(url: str, request: pytest.FixtureRequest, start_peer: StartPeer) -> Iterator[Relays]:
+    made = Relays(url, request.node.name, start_peer)
     yield made
     made.close()
 

@@ -21,6 +21,7 @@ from policy_worker.publisher import WeightPublisher
 from testbed.workers import weight_link_peer
 from testbed.workers.weight_link_peer import SHARED_BUCKET_BYTES, shared_weights
 from tests.fixtures.weight_links import CPU, ReceivingEnd, link, until
+from tests.process.weights.conftest import StartPeer
 
 STALL_S = 3.0
 
@@ -72,8 +73,8 @@ def publish_share(rank: WeightPublisher, version: int, named: dict[str, Tensor])
 
 
 class Sharing:
-    def __init__(self, url: str, run_id: str) -> None:
-        self.url, self.run_id = url, run_id
+    def __init__(self, url: str, run_id: str, start_peer: StartPeer) -> None:
+        self.url, self.run_id, self.start_peer = url, run_id, start_peer
         self.ends: list[Callable[[], None]] = []
         self.receiving = self.receiver()
 
@@ -95,23 +96,14 @@ class Sharing:
     def source(self, epoch: int, source: int, sources: int) -> subprocess.Popen[str]:
         """A rank in a process of its own that sends one bucket of version 1, and the record of
         another, then hangs."""
-        process = weight_link_peer.start(
-            "half-source", self.url, self.run_id, epoch, share=(source, sources)
-        )
-
-        def end() -> None:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait()
-
-        self.ends.append(end)
+        process = self.start_peer("half-source", epoch, share=(source, sources))
         assert weight_link_peer.next_line(process) == {"joins": epoch}
         return process
 
 
 @pytest.fixture
-def sharing(url: str, request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    made = Sharing(url, request.node.name)
+def sharing(url: str, request: pytest.FixtureRequest, start_peer: StartPeer) -> Iterator[Sharing]:
+    made = Sharing(url, request.node.name, start_peer)
     yield made
     for end in made.ends:
         end()

@@ -13,6 +13,7 @@ from paceline.weights.tensor_checksum import weights_digest
 from testbed.patience import patient
 from testbed.workers import weight_link_peer
 from tests.fixtures.weight_links import PublishingEnd, ReceivingEnd, Trained, link, shares, until
+from tests.process.weights.conftest import StartPeer
 
 
 class Publishing(PublishingEnd):
@@ -160,21 +161,15 @@ def test_an_engine_that_fails_to_load_ends_the_link_and_not_the_receiver(
 
 
 def test_a_publisher_killed_mid_send_leaves_the_old_version_and_a_usable_receiver(
-    url: str,
-    publishing: Publishing,
-    receiving: Receiving,
-    request: pytest.FixtureRequest,
+    publishing: Publishing, receiving: Receiving, start_peer: StartPeer
 ) -> None:
     publishing.publish(3)
     join(publishing, receiving, 1)
     assert receiving.next_version() == 3
-    sender = weight_link_peer.start("half-sender", url, request.node.name, 2)
+    sender = start_peer("half-sender", 2)
     receiving.receiver.set_link(link(2))
-    try:
-        assert weight_link_peer.next_line(sender) == {"sent": "half"}
-    finally:
-        sender.kill()
-        sender.wait()
+    assert weight_link_peer.next_line(sender) == {"sent": "half"}
+    sender.kill()
     assert receiving.failure()[0] == 2
     assert receiving.receiver.version == 3
     assert receiving.staged.empty()
@@ -184,65 +179,48 @@ def test_a_publisher_killed_mid_send_leaves_the_old_version_and_a_usable_receive
 
 
 def test_a_stopped_publisher_is_left_for_the_next_link(
-    url: str,
-    publishing: Publishing,
-    receiving: Receiving,
-    request: pytest.FixtureRequest,
+    publishing: Publishing, receiving: Receiving, start_peer: StartPeer
 ) -> None:
-    sender = weight_link_peer.start("half-sender", url, request.node.name, 1)
+    sender = start_peer("half-sender", 1)
     receiving.receiver.set_link(link(1))
-    try:
-        assert weight_link_peer.next_line(sender) == {"sent": "half"}
-        sender.send_signal(signal.SIGSTOP)
-        publishing.publish(8)
-        join(publishing, receiving, 2)
-        assert receiving.next_version(timeout_s=patient(5)) == 8
-        assert receiving.errors.empty()
-    finally:
-        sender.kill()
-        sender.wait()
+    assert weight_link_peer.next_line(sender) == {"sent": "half"}
+    sender.send_signal(signal.SIGSTOP)
+    publishing.publish(8)
+    join(publishing, receiving, 2)
+    assert receiving.next_version(timeout_s=patient(5)) == 8
+    assert receiving.errors.empty()
 
 
 def test_a_stopped_receiver_delays_nobody(
-    url: str,
-    publishing: Publishing,
-    receiving: Receiving,
-    request: pytest.FixtureRequest,
+    publishing: Publishing, receiving: Receiving, start_peer: StartPeer
 ) -> None:
-    stopped = weight_link_peer.start("receiver", url, request.node.name, 1)
+    stopped = start_peer("receiver", 1)
     publishing.publisher.set_links([link(1), link(2)])
     receiving.receiver.set_link(link(2))
-    try:
-        publish_large(publishing, 1)
-        assert weight_link_peer.next_line(stopped)["version"] == 1
-        assert receiving.staged.get(timeout=patient(60)).version == 1
-        stopped.send_signal(signal.SIGSTOP)
-        for version in range(2, 6):
-            assert publish_large(publishing, version) < patient(1.0)
-            assert receiving.staged.get(timeout=patient(60)).version == version
-        # What the stopped one was being sent arrives when it wakes up, then the newest.
-        stopped.send_signal(signal.SIGCONT)
-        arrived = [weight_link_peer.next_line(stopped)["version"]]
-        while arrived[-1] != 5:
-            arrived.append(weight_link_peer.next_line(stopped)["version"])
-        assert arrived in ([2, 5], [5], [2, 3, 5], [2, 4, 5])
-        # Stopped for good: withdrawing its link ends the thread that waits for it.
-        stopped.send_signal(signal.SIGSTOP)
-        publish_large(publishing, 6)
-        assert receiving.staged.get(timeout=patient(60)).version == 6
-        publishing.publisher.set_links([link(2)])
-        until(lambda: not any(t.name == "publish-1" for t in threading.enumerate()))
-        assert publishing.errors.empty()
-    finally:
-        stopped.send_signal(signal.SIGCONT)
-        stopped.kill()
-        stopped.wait()
+    publish_large(publishing, 1)
+    assert weight_link_peer.next_line(stopped)["version"] == 1
+    assert receiving.staged.get(timeout=patient(60)).version == 1
+    stopped.send_signal(signal.SIGSTOP)
+    for version in range(2, 6):
+        assert publish_large(publishing, version) < patient(1.0)
+        assert receiving.staged.get(timeout=patient(60)).version == version
+    # What the stopped one was being sent arrives when it wakes up, then the newest.
+    stopped.send_signal(signal.SIGCONT)
+    arrived = [weight_link_peer.next_line(stopped)["version"]]
+    while arrived[-1] != 5:
+        arrived.append(weight_link_peer.next_line(stopped)["version"])
+    assert arrived in ([2, 5], [5], [2, 3, 5], [2, 4, 5])
+    # Stopped for good: withdrawing its link ends the thread that waits for it.
+    stopped.send_signal(signal.SIGSTOP)
+    publish_large(publishing, 6)
+    assert receiving.staged.get(timeout=patient(60)).version == 6
+    publishing.publisher.set_links([link(2)])
+    until(lambda: not any(t.name == "publish-1" for t in threading.enumerate()))
+    assert publishing.errors.empty()
 
 
-def test_a_killed_receiver_is_reported_once(
-    url: str, publishing: Publishing, request: pytest.FixtureRequest
-) -> None:
-    victim = weight_link_peer.start("receiver", url, request.node.name, 1)
+def test_a_killed_receiver_is_reported_once(publishing: Publishing, start_peer: StartPeer) -> None:
+    victim = start_peer("receiver", 1)
     publishing.publisher.set_links([link(1)])
     publishing.publish(1)
     assert weight_link_peer.next_line(victim)["version"] == 1

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from paceline.config.sections.services import AlertsConfig
 from paceline.observe.projection import Projection, Projector
 from paceline_launcher.cli import app
 from testbed.redis.external_redis import until
+from tests.fakes.http_server import Answer, HttpServer
 
 
 def line(kind: str, n: int, t: float = 0.0, **fields: Any) -> dict[str, Any]:
@@ -85,38 +85,29 @@ def test_a_collapse_of_the_reward_is_an_alert_once_and_noise_is_none() -> None:
     assert rules.kinds(*low) == ["reward_collapse"]
 
 
-class Receiver:
+class Receiver(HttpServer):
     """A webhook."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.url += "/secret-key"
         self.got: list[dict[str, Any]] = []
         self.status = 200
         self.open = threading.Event()
         self.open.set()
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.open.wait(60)
-                if outer.status == 200:
-                    outer.got.append(json.loads(body))
-                self.send_response(outer.status)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/secret-key"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+    def answer(self, asked: Any, body: bytes) -> Answer:
+        self.open.wait(60)
+        if self.status == 200:
+            self.got.append(json.loads(body))
+        return self.status, {}
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.open.set()
-    made.server.shutdown()
+    with Receiver() as made:
+        yield made
+        made.open.set()
 
 
 class Run:

@@ -206,14 +206,16 @@ def test_it_grows_by_what_is_waited_within_its_limits(
 # ---- in the leader --------------------------------------------------------------------------
 
 
+FREE_SLOTS = {"slot_occupancy": 0.1, "engine_idle_fraction": 0.9}
+
+
 def leader_of(run: Driven, scorer: dict[str, Any], queued: float, **fleet: Any) -> Any:
     """Its engines have free slots, and each scorer reports ``queued`` completions."""
     config = config_of(
         scorers={"helpful": scorer},
         fleet={"policy": 1, "rollout": 1, "autoscale_steps": 2, **fleet},
     )
-    gauges = {"slot_occupancy": 0.1, "engine_idle_fraction": 0.9, "queued": queued}
-    report = worker_pb2.Report(gauges=gauges)
+    report = worker_pb2.Report(gauges={**FREE_SLOTS, "queued": queued})
     commands: list[cmd.Command[str]] = []
 
     async def execute(command: cmd.Command[str]) -> None:
@@ -248,8 +250,8 @@ def measured(leader: Any, steps: int = 8) -> Autoscaling:
     for _ in range(steps):
         leader.ledger.state.steps.metrics.update(metrics)
         leader.flow.commit(metrics)
-        autoscaling._sample(leader.ledger.state)
-        autoscaling._committed(leader.ledger.state)
+        autoscaling.sample(leader.ledger.state)
+        autoscaling.committed(leader.ledger.state)
     return autoscaling
 
 
@@ -282,11 +284,24 @@ def test_trainers_that_wait_for_scores_get_more_scorers_and_no_rollout_workers(
         assert leader.proposal is None
 
 
+@pytest.mark.parametrize(("free", "proposed"), [(FREE_SLOTS, None), ({"slot_occupancy": 1.0}, 2)])
+def test_it_adds_no_rollout_workers_for_a_limit_that_they_do_not_lift(
+    free: dict[str, float], proposed: int | None
+) -> None:
+    """Starved trainers alone once made it double them, and nothing got faster."""
+    run = at_work()
+    run.lease("r0", 64)  # as many groups as the bound allows
+    leader = leader_of(run, MODEL, queued=0.0)
+    leader.sessions.of("r0").report.gauges.update({"engine_idle_fraction": 0.0, **free})
+    measured(leader)
+    assert (leader.proposal and leader.proposal.counts.rollout) == proposed
+
+
 @pytest.mark.parametrize("most", [None, 4])
 async def test_a_proposal_of_scorers_is_applied_only_within_a_limit(most: int | None) -> None:
     limits = {"autoscale": True, "policy_max": 2, "rollout_max": 2, "scorers_max": most}
     leader = leader_of(at_work(), MODEL, queued=4.0, **limits)
     autoscaling = measured(leader)
-    await autoscaling._carry_out(leader.ledger.state)
+    await autoscaling.carry_out(leader.ledger.state)
     applied = [dict(command.args[1]) for command in leader.commands]
     assert applied == ([] if most is None else [{"policy": 1, "rollout": 1, POOL: 2}])

@@ -39,11 +39,9 @@ class SlowPayloads:
         self.readers -= 1
 
 
-def archiver_of(run_dir: Path, payloads: Any, **settings: Any) -> SampleArchiver:
-    config = ArchiveConfig(**settings)
-    return SampleArchiver(
-        config, run_dir, payloads, fill_texts=lambda group: None, may_write=lambda: True
-    )
+def archiver_of(run_dir: Path, payloads: Any, **named: Any) -> SampleArchiver:
+    usual = {"fill_texts": lambda group: None, "may_write": lambda: True}
+    return SampleArchiver(ArchiveConfig(), run_dir, payloads, **{**usual, **named})
 
 
 @asynccontextmanager
@@ -89,15 +87,15 @@ async def test_a_deletion_waits_until_what_is_being_read_is_written(tmp_path: Pa
 async def test_a_write_that_is_cancelled_or_of_a_deposed_leader_loses_no_step(
     tmp_path: Path,
 ) -> None:
-    driven, payloads = trained(2), SlowPayloads()
-    archiver = archiver_of(tmp_path, payloads)
+    driven, payloads, leads = trained(2), SlowPayloads(), True
+    archiver = archiver_of(tmp_path, payloads, may_write=lambda: leads)
     async with running(archiver, driven):
         cut = asyncio.create_task(archiver.write())
         await until(lambda: payloads.readers)
         cut.cancel()
         await asyncio.gather(cut, return_exceptions=True)
     payloads.answer.set()
-    archiver._may_write = lambda: False
+    leads = False
     await archiver.write()
     assert archived_steps(tmp_path) == set()
     await archiver.write(over=True)
@@ -125,8 +123,7 @@ async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts
     now, payloads = [0.0], Groups()
     # Half of what the steps have, which come once a second.
     monkeypatch.setattr("controller.export.sample_archiver.READ_BYTES_S", tokens * 12 / 40 / 2)
-    archiver = archiver_of(tmp_path, payloads)
-    archiver._clock = lambda: now[0]
+    archiver = archiver_of(tmp_path, payloads, clock=lambda: now[0])
     archiver._room, archiver._room_at = 0.0, 0.0  # nothing is saved up from the time before
     steps = sorted(state.steps.history)
     for step in steps:

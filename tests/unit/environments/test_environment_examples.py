@@ -76,7 +76,7 @@ async def test_the_calculator_answers_in_the_middle_of_the_text_until_it_is_not_
             " and 8 more: <calc>42 + 8</calc><result>50</result>50<eos>"
         )
         made = "".join(
-            stage.environments._tokenizer.decode_all([token])
+            stage.tokenizer.decode_all([token])
             for token, model_made in zip(tokens_of(completion), mask_of(completion), strict=True)
             if model_made
         )

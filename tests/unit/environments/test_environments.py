@@ -74,8 +74,8 @@ async def test_what_the_environment_says_is_masked_and_turns_extend_the_same_tok
         first, second, *_ = (r for r in stage.engine.requests if r.request_id[:6] == "t0/1#0")
         completion = group.completions[0]
         tokens, mask = tokens_of(completion), mask_of(completion)
-        said = stage.environments._tokenizer.encode("<n5>")
-        made = stage.environments._tokenizer.encode("n5")
+        said = stage.tokenizer.encode("<n5>")
+        made = stage.tokenizer.encode("n5")
         assert group.prompt_tokens == first.prompt_tokens.astype("<i4").tobytes()
         assert tokens[:7] == [*made, END, *said]
         assert second.prompt_tokens.tolist() == [*first.prompt_tokens.tolist(), *tokens[:7]]
@@ -114,7 +114,7 @@ async def test_messages_in_between_are_rendered_alone_and_the_past_stands_as_sam
 
     async with staged(forgetful, chat, lambda prompt: "hmm | x ", **CHAT) as stage:
         group = await stage.group()
-        tokenizer = stage.environments._tokenizer
+        tokenizer = stage.tokenizer
         assert text_of(tokenizer, group) == (
             "[user]begin<eos>\n[assistant]hmm | x <eos>\n[user]go on<eos>\n[assistant]hmm | x <eos>"
         )
@@ -140,7 +140,7 @@ async def test_a_turn_that_was_cut_is_closed_before_the_next_message(model: Path
 
     async with staged(model, chat, lambda prompt: "abcdef", **CHAT) as stage:
         group = await stage.group()
-        assert text_of(stage.environments._tokenizer, group) == (
+        assert text_of(stage.tokenizer, group) == (
             "[user]begin<eos>\n[assistant]abc<eos>\n[user]?<eos>\n[assistant]abcdef<eos>"
         )
         closing = len("\n[user]?\n[assistant]") + 2
@@ -153,7 +153,7 @@ async def test_openings_that_differ_share_a_prompt_as_far_as_they_agree(model: P
 
     async with staged(model, differs, lambda prompt: "x", group_size=3) as stage:
         group = await stage.group()
-        tokenizer = stage.environments._tokenizer
+        tokenizer = stage.tokenizer
         assert group.prompt_text == "same "
         for index, letter in enumerate("abc"):
             completion = group.completions[index]

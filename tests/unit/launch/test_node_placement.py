@@ -1,7 +1,7 @@
 """Every worker has one place, the same on every node's account, and no two share a GPU."""
 
+import re
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -16,6 +16,9 @@ from paceline_launcher.node_placement import (
     nodes_needed,
 )
 from tests.fixtures.configs import config_of
+from tests.fixtures.golden import Golden
+
+GOLDEN = Golden("placements")
 
 
 def placed(config: Config, nodes: int, gpus: int = 0) -> list[dict[str, tuple[int, ...]]]:
@@ -23,41 +26,32 @@ def placed(config: Config, nodes: int, gpus: int = 0) -> list[dict[str, tuple[in
     return [{n: p.gpus for n, p in found.on(node).items()} for node in range(nodes)]
 
 
-def test_policy_replicas_come_first_and_workers_fill_what_is_left() -> None:
-    config = config_of(
-        fleet={"policy": 1, "policy_ranks": 4, "rollout": 6},
-        rollout={"engine": "vllm", "tensor_parallel": 2},
-    )
-    first, second = placed(config, 2, 8)
-    assert first == {
-        "policy-0": (0, 1, 2, 3),
-        "rollout-0": (4, 5),
-        "rollout-1": (6, 7),
-    }
-    assert second == {f"rollout-{2 + i}": (2 * i, 2 * i + 1) for i in range(4)}
+def told(case: str) -> str:
+    """Who is on which node, with the numbers of its GPUs and, of a replica on several nodes, of its
+    ranks."""
+    fleet, _, where = case.partition(" on ")
+    nodes, gpus = map(int, re.findall(r"\d+", where))
+    counts = {name: int(count) for name, count in (word.split("=") for word in fleet.split())}
+    engine = {"engine": "vllm", "tensor_parallel": counts.pop("tensor_parallel", 1)}
+    config = config_of(fleet=counts, rollout=engine)
+    try:
+        found = Placement(config, nodes, gpus)
+    except BadInput as error:
+        return f"refused: {error}"
+    lines = [f"{nodes_needed(config, gpus)} nodes are needed"]
+    for node in range(nodes):
+        here = [f"{name} {list(place.gpus)}" for name, place in found.on(node).items()]
+        here += [f"{n} ranks {list(ranks)}" for n, ranks in found.ranks_on(node).items()]
+        lines.append(f"node {node}: {', '.join(here)}")
+    return "\n".join(lines)
 
 
-def test_a_replica_of_more_ranks_than_a_node_has_gpus_takes_several_nodes() -> None:
-    config = config_of(
-        fleet={"policy": 2, "policy_ranks": 6, "rollout": 3}, rollout={"engine": "vllm"}
-    )
-    found = Placement(config, 4, 4)
-    spread = found.of("policy", 1)
-    assert spread == WorkerPlace(2, (0, 1, 2, 3), (WorkerPlace(3, (0, 1)),))
-    assert [found.ranks_on(node) for node in range(4)] == [
-        {"policy-0": range(4)},
-        {"policy-0": range(4, 6)},
-        {"policy-1": range(4)},
-        {"policy-1": range(4, 6)},
-    ]
-    # What is left of its last node is given out, and it is a worker of its first node alone.
-    assert [set(found.on(node)) for node in range(4)] == [
-        {"policy-0"},
-        {"rollout-0", "rollout-1"},
-        {"policy-1"},
-        {"rollout-2"},
-    ]
-    assert found.of("rollout", 1) == WorkerPlace(1, (3,))
+@pytest.mark.parametrize("case", GOLDEN.cases)
+def test_policy_replicas_come_first_and_too_few_gpus_are_said_with_what_is_needed(
+    case: str,
+) -> None:
+    """What is left of a replica's last node is given out."""
+    GOLDEN.check(case, told(case))
 
 
 def test_replicas_beyond_those_of_the_fleet_take_nodes_that_are_wholly_free() -> None:
@@ -96,28 +90,6 @@ def test_every_worker_is_placed_once_and_no_gpu_twice(count: int, gpus: int) -> 
             taken = [gpu for its in node.values() for gpu in its]
             assert len(taken) == len(set(taken))
             assert all(0 <= gpu < gpus for gpu in taken)
-
-
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        (
-            {"rollout": {"engine": "vllm", "tensor_parallel": 16}},
-            "rollout-0, which needs 16 GPUs on one node",
-        ),
-        (
-            {"fleet": {"policy_ranks": 20}},
-            "there is no room for policy-0, which needs 20 GPUs on 3 nodes that are free",
-        ),
-        ({"fleet": {"rollout": 16}}, "the workers of [fleet] need 17 GPUs, and there are 2 nodes"),
-    ],
-)
-def test_too_few_gpus_are_said_with_what_is_needed(
-    sections: dict[str, dict[str, Any]], said: str
-) -> None:
-    with pytest.raises(BadInput) as refused:
-        Placement(config_of(**sections), 2, 8)
-    assert said in str(refused.value)
 
 
 def test_gpus_of_a_worker_follow_its_role() -> None:
@@ -205,17 +177,3 @@ def test_each_rank_of_a_replica_on_several_nodes_sees_the_gpus_of_its_own_node()
     assert first.first() == ["policy-0", "policy-0.1"]
     assert second.first() == ["rollout-0", "policy-0.2"]
     assert second.take("rollout-0", ("policy-0.2",)) == ("GPU-b",)
-
-
-@pytest.mark.parametrize(
-    ("fleet", "gpus", "nodes"),
-    [
-        ({"policy": 16, "policy_ranks": 8, "rollout": 1000}, 8, 141),
-        ({"policy": 2, "policy_ranks": 12, "rollout": 1}, 8, 4),
-        ({"policy": 1, "policy_ranks": 1, "rollout": 1}, 8, 1),
-    ],
-)
-def test_a_fleet_needs_the_nodes_that_its_workers_fill(
-    fleet: dict[str, int], gpus: int, nodes: int
-) -> None:
-    assert nodes_needed(config_of(fleet=fleet), gpus) == nodes

@@ -1,6 +1,7 @@
 """The planner's command: bad input at the door, measured files and runs, JSON and picture."""
 
 import json
+import shlex
 import socket
 
 import pytest
@@ -10,8 +11,10 @@ from typer.testing import CliRunner
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
 from testbed.planner.__main__ import app as planner
+from tests.fixtures.golden import Golden
 from tests.unit.memory_plan.test_memory_plan import QWEN3_06B
 
+GOLDEN = Golden("plans")
 TIMES = """
 mean_tokens = 100
 [[measured]]
@@ -87,25 +90,9 @@ def test_a_run_of_ones_own_gives_the_times(plan, tmp_path):
     assert "A measurement at a second size removes it" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--gpu", "h100", "--gpus", "8,x"), "x is no number from 2"),
-        (("--gpu", "h100", "--gpus", ""), "nothing is no number"),
-        (("--gpus", "8"), "--gpu: give the GPU"),
-        (("--gpu", "a100", "--gpus", "8"), "a100-40g or a100-80g"),
-        (("--gpu", "33g", "--gpus", "8"), "its speed is not known"),
-        (("--gpu", "h100", "--times", "none.toml"), "cannot be read"),
-        (("--gpu", "h100", "--times", "rows.jsonl"), "is no TOML"),
-        (("--gpu", "h100", "--times", "times.toml", "--from-run", "."), "give one of them"),
-        (("--gpu", "h100", "--times", "times.toml", "--mean-tokens", "9"), "leave it out"),
-        (("--gpu", "h100", "--mean-tokens", "900"), "between 1 and the limit of 512"),
-        (("--gpu", "h100", "--from-run", "nowhere"), "not a run directory"),
-        (("--gpu", "h100", "--gpus", "2", "--set", "fleet.policy_ranks=4"), "lower fleet.policy_ranks"),  # noqa: E501
-    ],
-)  # fmt: skip
-def test_bad_input_is_named_at_the_door(plan, arguments, said):
-    assert said in plan(*arguments)
+@pytest.mark.parametrize("case", GOLDEN.cases)
+def test_bad_input_is_named_at_the_door(plan, case):
+    GOLDEN.check(case, plan(*shlex.split(case)))
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.v1 import common_pb2, policy_pb2
+from paceline.v1 import policy_pb2
 from policy_worker.control_plane import PolicyReport
 from policy_worker.held_out_evaluation import HeldOutEvaluation
 from policy_worker.rows.row_forwards import RowForwards
 from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
+from tests.fakes.policy_control import ScriptedControl
 from tests.fixtures.policy_models import make_config
 from tests.fixtures.training_steps import CPU, form_alone
 
@@ -24,23 +25,6 @@ ROWS = [
     LONG,
     {"prompt": "s40=", "chosen": "04", "rejected": "40"},
 ]
-
-
-class Controller:
-    """Has the rows, two in a message, and hears what is measured."""
-
-    caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
-
-    def __init__(self, rows: list[dict[str, str]]) -> None:
-        self.rows = [json.dumps(row) for row in rows]
-        self.heard: list[policy_pb2.HeldOutMeasured] = []
-
-    def call(self, method: str, request: Any, over: Any) -> Any:
-        if method.endswith("HeldOutRows"):
-            some = self.rows[request.first : request.first + 2]
-            return policy_pb2.HeldOutReply(rows=some, total=len(self.rows))
-        self.heard.append(request)
-        return policy_pb2.HeldOutRecorded()
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +54,18 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
 
 
 def measured(trainer: Trainer, rows: list[dict[str, str]]) -> policy_pb2.HeldOutMeasured:
-    controller = Controller(rows)
-    evaluation = HeldOutEvaluation(trainer.config, controller, trainer, PolicyReport())  # type: ignore[arg-type]
-    evaluation.run(0, lambda: False)
-    (heard,) = controller.heard
-    return heard
+    """What the controller hears, which has the rows, two in a message."""
+    texts, heard = [json.dumps(row) for row in rows], []
+
+    def rows_of(request: Any) -> policy_pb2.HeldOutReply:
+        return policy_pb2.HeldOutReply(
+            rows=texts[request.first : request.first + 2], total=len(texts)
+        )
+
+    control: Any = ScriptedControl(HeldOutRows=rows_of, RecordHeldOut=heard.append)
+    HeldOutEvaluation(trainer.config, control, trainer, PolicyReport()).run(0, lambda: False)
+    (found,) = heard
+    return found
 
 
 def assert_same(found: policy_pb2.HeldOutMeasured, expected: policy_pb2.HeldOutMeasured) -> None:

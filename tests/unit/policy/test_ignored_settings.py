@@ -1,19 +1,14 @@
-"""Settings that an objective does not read: the list of them is true, and none is ignored without a
-word."""
+"""The list of the settings that an objective does not read is true."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from paceline.config.objectives import BUILT_IN
 from paceline.v1 import rollout_pb2
-from paceline_launcher.cli import app
 from policy_worker.conformance import toy_config
 from policy_worker.toy_step import ToyStep
-from tests.fixtures.policy_models import RECORDED_PAIRS, make_config
 
 OTHER: dict[str, dict[str, Any]] = {
     "aggregation": {"aggregation": "dr_grpo"},
@@ -65,45 +60,3 @@ def test_what_is_listed_changes_no_gradient_and_the_rest_does(algorithm: str) ->
         unchanged = name in listed or (algorithm, name) in UNSEEN
         assert same == unchanged, f"{algorithm}: train.{name}"
     assert listed <= {*OTHER, "reference"}
-
-
-SECTIONS: dict[str, dict[str, Any]] = {
-    "sft": {
-        "data": {"path": "unused", "completion_field": "answer"},
-        "rollout": {"source": "recorded", "group_size": 1},
-    },
-    "reward_model": RECORDED_PAIRS,
-}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "name", "value"),
-    [
-        ("ppo", "overlong_filter", True),
-        ("ppo", "covariance", "kl"),
-        ("dpo", "overlong_filter", True),
-        ("dpo", "entropy_coef", 0.01),
-        ("reward_model", "covariance", "clip"),
-        ("sft", "covariance", "clip"),
-        ("sft", "kl_coef", 0.1),
-    ],
-)
-def test_a_term_that_the_loss_does_not_have_is_refused_with_the_remedy(
-    algorithm: str, name: str, value: Any
-) -> None:
-    with pytest.raises(ValueError, match=rf"train\.loss\.{name}: .*{algorithm}.* Remove it"):
-        make_config(train={"algorithm": algorithm, name: value}, **SECTIONS.get(algorithm, {}))
-
-
-def test_a_detail_that_nothing_reads_is_a_warning_of_the_check(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(
-        '[model]\npath = "m"\n[data]\npath = "d"\n[train]\nalgorithm = "dpo"\n'
-        '[train.loss]\nclip_high = 0.3\naggregation = "dr_grpo"\n'
-    )
-    done = CliRunner().invoke(app, ["config", "check", "--settings-only", str(path)])
-    assert done.exit_code == 0, done.output
-    said = " ".join(done.stderr.split())
-    assert (
-        "train.loss.aggregation, train.loss.clip_high: no effect with train.algorithm = dpo" in said
-    )

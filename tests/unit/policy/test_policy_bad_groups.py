@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.payloads.group_payload import encode
-from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
+from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.control_plane import PolicyReport
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.grpo import Grpo
@@ -15,19 +15,19 @@ from policy_worker.rows.row_forwards import RowForwards
 from policy_worker.trainer import Trainer
 from policy_worker.training_steps import TrainingSteps
 from testbed.tiny_model import make_tiny_model
+from tests.fakes.policy_control import ScriptedControl
 from tests.fixtures.group_meta import submitted
 from tests.fixtures.policy_models import make_config, random_groups
 
 CPU = torch.device("cpu")
 
 
-class Controller:
-    """A control plane that holds the payloads and hears what the replica says of them."""
+class Controller(ScriptedControl):
+    """Holds the payloads and hears what the replica says of them."""
 
     def __init__(self, groups: list[rollout_pb2.Group]) -> None:
+        super().__init__(TryGroup=self.tried, RejectGroups=self.rejected)
         self.payloads = {g.task.task_id: g for g in groups}
-        self.caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
-        self.stopped = False
         self.stands = True
         self.heard: list[tuple[str, tuple[str, ...]]] = []
         self.detail = ""
@@ -36,10 +36,11 @@ class Controller:
         found = [self.payloads.get(task_id) for task_id, _ in keys]
         return [None if group is None else encode(group) for group in found]
 
-    def call(self, method, request, over):
-        if method.endswith("TryGroup"):
-            self.heard.append(("try", (request.task_id,)))
-            return policy_pb2.TryReply(stands=self.stands)
+    def tried(self, request):
+        self.heard.append(("try", (request.task_id,)))
+        return policy_pb2.TryReply(stands=self.stands)
+
+    def rejected(self, request):
         fault = policy_pb2.GroupFault.Name(request.fault).removeprefix("GROUP_FAULT_").lower()
         self.heard.append((fault, tuple(ref.task_id for ref in request.groups)))
         self.detail = request.detail

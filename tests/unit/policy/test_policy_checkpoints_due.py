@@ -6,34 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.v1 import common_pb2, policy_pb2, worker_pb2
+from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker import after_commit
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
+from tests.fakes.policy_control import ScriptedControl
 
-
-class Desk:
-    """A control plane that records checkpoints when it is told to."""
-
-    def __init__(self) -> None:
-        self.directive = worker_pb2.Directive()
-        self.caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
-        self.answers: list[tuple[policy_pb2.CheckpointRequest, object, Future[None]]] = []
-
-    def on_directive(self, callback) -> None:
-        pass
-
-    def post(self, method, request, then=lambda reply: None):
-        future: Future[None] = Future()
-        self.answers.append((request, then, future))
-        return future
-
-    def answer(self, *, recorded: bool = True) -> int:
-        """Step of the checkpoint that is answered."""
-        request, then, future = self.answers.pop(0)
-        if recorded:
-            then(policy_pb2.CheckpointReply())
-        future.set_result(None)
-        return request.step
+RECORDED = policy_pb2.CheckpointReply()
 
 
 class Writer:
@@ -64,7 +42,7 @@ class Writer:
 @pytest.fixture
 def due(monkeypatch):
     """(outlets, desk, trainer) after step 3, with a checkpoint of step 2 wanted."""
-    desk, trainer = Desk(), Writer()
+    desk, trainer = ScriptedControl(), Writer()
     reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
     out = after_commit.AfterCommit(desk, trainer, reply, "127.0.0.1")
     desk.directive.checkpoint_step = 2
@@ -88,7 +66,7 @@ def test_a_checkpoint_whose_step_has_passed_is_made_up_at_once_and_only_once(due
     trainer.written()
     out.serve()
     assert len(trainer.saves) == 1, "it is being recorded"
-    assert desk.answer() == 3
+    assert desk.settle(RECORDED).step == 3
     out.serve()
     assert len(trainer.saves) == 1
     desk.directive.checkpoint_step = 6
@@ -108,7 +86,7 @@ def test_a_checkpoint_that_failed_is_tried_again_after_a_while(due, failure, mon
         trainer.saves[0][2].set_exception(OSError("disk full"))
     else:
         trainer.written()
-        desk.answer(recorded=False)
+        desk.settle()
     trainer.step_on()
     assert not out.work_due()
     now += after_commit.RETRY_S
@@ -136,15 +114,15 @@ def test_a_record_that_a_failover_has_lost_is_posted_again_and_the_files_are_not
     desk.directive.term = 1
     out.serve()
     trainer.written()
-    desk.answer()
+    desk.settle(RECORDED)
     assert not out.work_due(), "a directive of this term may be older than the record"
     desk.directive.term = 2
     desk.caller.incarnation = 2
     assert out.work_due()
     out.serve()
     assert not out.work_due(), "it is being recorded"
-    assert desk.answers[0][0].caller.incarnation == 2
-    assert desk.answer() == 3
+    assert desk.posted[0][0].caller.incarnation == 2
+    assert desk.settle(RECORDED).step == 3
     assert len(trainer.saves) == 1 and not out.work_due()
     desk.directive.term = 3
     desk.directive.checkpoint_step = 6

@@ -8,29 +8,15 @@ from typing import Any
 import pytest
 
 from paceline.mesh.elastic_mesh import MeshError
-from paceline.v1 import common_pb2, policy_pb2, worker_pb2
+from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker import main
 from policy_worker.control_plane import PolicyReport
 from policy_worker.main import PolicyWorker
 from policy_worker.training_steps import TrainingSteps
+from tests.fakes.policy_control import ScriptedControl
 
 
-class Control:
-    """A control plane whose waits look again and again."""
-
-    stopped = False
-    caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
-    directive = worker_pb2.Directive(lifecycle=worker_pb2.LIFECYCLE_RUNNING)
-
-    def wait(self, done: Callable[[], bool]) -> None:
-        while not done():
-            threading.Event().wait(0.01)
-
-    def poke(self) -> None:
-        pass
-
-
-def worker_of(control: Control) -> Any:
+def worker_of(control: ScriptedControl) -> Any:
     worker: Any = PolicyWorker.__new__(PolicyWorker)
     worker.control = control
     worker.worker_report = PolicyReport()
@@ -48,27 +34,24 @@ def assert_ends(turn: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
-class StoppedWhileAsking(Control):
-    """STOPPED arrives during NextPlan, just before its answer."""
-
-    def call(self, method: str, request: Any, over: Any) -> policy_pb2.PlanReply:
-        self.directive = worker_pb2.Directive(lifecycle=worker_pb2.LIFECYCLE_STOPPED)
-        self.stopped = True
+def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through() -> None:
+    def stopped_just_before(request: Any) -> policy_pb2.PlanReply:
+        control.directive = worker_pb2.Directive(lifecycle=worker_pb2.LIFECYCLE_STOPPED)
+        control.stopped = True
         return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_FINISHED)
 
-
-def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through() -> None:
-    control = StoppedWhileAsking()
+    control = ScriptedControl(NextPlan=stopped_just_before)
     worker, followed = worker_of(control), control.directive
     state: Any = (control, worker.trainer, worker.worker_report, worker.out, None, None)
     assert_ends(lambda: TrainingSteps(*state).take(1, followed))
 
 
-class Deaf(Control):
+class Deaf(ScriptedControl):
     """It takes no notice of the first reports of a failure, as in an outage that is longer than
     they are repeated, or where Redis has lost what they changed."""
 
     def __init__(self, misses: int) -> None:
+        super().__init__()
         self.mesh = worker_pb2.PolicyMesh(epoch=7)
         self.directive = worker_pb2.Directive(mesh=self.mesh)
         self.misses = misses

@@ -1,5 +1,4 @@
-"""Objectives of preferences in a step: what elastic training rests on, whole groups in a row, and
-what is refused."""
+"""Objectives of preferences in a step: what elastic training rests on, whole groups in a row."""
 
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,6 @@ from tests.fixtures.training_steps import (
     step_totals,
     train_step,
 )
-
-RECORDED_LABELS = {
-    "data": {"path": "unused", "completion_field": "completion", "label_field": "label"},
-    "rollout": {"source": "recorded", "group_size": 1},
-}
-TEACHER = {"teacher": {"kind": "logprobs", "path": "toy"}}
 
 
 def test_a_whole_group_is_never_split_and_one_that_is_too_long_has_a_row_of_its_own() -> None:
@@ -165,63 +158,3 @@ def test_a_run_that_is_resumed_from_a_checkpoint_has_the_same_curve(tmp_path: Pa
     assert abs(undisturbed[-1]["reward_margin"][0]) > 1e-3
     first.close()
     resumed.close()
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "settings", "said"),
-    [
-        ("dpo", {"objective": {"beta": 0}}, "objective.beta"),
-        ("dpo", {"objective": {"loss": "aot"}}, "objective.loss"),
-        ("dpo", {"objective": {"loss": "exo_pair"}}, "set objective.label_smoothing above 0"),
-        ("dpo", {"objective": {"label_smoothing": 0.5}}, "objective.label_smoothing"),
-        ("ipo", {"objective": {"loss": "hinge"}}, "objective.loss is not an option"),
-        ("orpo", {"objective": {"beta": -1}}, "objective.beta"),
-        ("kto", {"objective": {"pairs": "all"}}, "objective.pairs is not an option"),
-        ("dpo", {"rollout": {"group_size": 1}}, "two completions"),
-        ("online_dpo", {"rollout": {"group_size": 1}}, "two completions"),
-        ("orpo", {"rollout": {"group_size": 1}}, "two completions"),
-        ("dpo", {"train": {"kl_coef": 0.1}}, "objective.beta"),
-        ("reward_model", {}, 'set rollout.source = "recorded"'),
-        ("online_dpo", RECORDED_PAIRS, "needs completions that the policy samples"),
-        ("sft", RECORDED_PAIRS, "does not train rows of the form pair"),
-        ("dpo", RECORDED_LABELS, "does not train rows of the form labelled"),
-        ("kto", {"train": {"kl_coef": 0.1}}, "objective.beta"),
-        ("kto", {"train": {"filter_uninformative": True}}, "set it to false"),
-        ("grpo", {"rollout": {"group_size": 1}}, r"group_size = 1.*train.algorithm = ppo"),
-        (
-            "ppo",
-            {"train": {"filter_uninformative": True}, "rollout": {"group_size": 1}},
-            "filter_uninformative .* set it to false",
-        ),
-        ("grop", {}, "'grop' is not an objective"),
-        ("ppo", {"objective": {"gama": 1.0}}, "objective.gama is not an option .*: .*gamma"),
-        ("ppo", {"objective": {"gae_lambda": 1.5}}, "gae_lambda: .*less than or equal to 1"),
-        ("ppo", {"objective": {"kl_controller": "adaptive"}}, "Set train.loss.kl_coef above 0"),
-        ("reinforce++", {"train": {"filter_uninformative": True}}, "filter_uninformative"),
-        ("distill", {}, r"Add a section \[scorers\.teacher\]"),
-        (
-            "distill",
-            {"train": {"filter_uninformative": True}, "scorers": TEACHER},
-            "set it to false",
-        ),
-        ("grpo", {"train": {"kl_coef": 0.1, "reference": "scorer:none"}}, "no scorer 'none'"),
-        (
-            "grpo",
-            {"reward": {"functions": ["scorer:teacher"]}, "scorers": TEACHER},
-            "scorer teacher is of kind logprobs. Name a reward_model",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_at_the_door(
-    algorithm: str, settings: dict[str, Any], said: str
-) -> None:
-    train = {"algorithm": algorithm, **settings.get("train", {})}
-    with pytest.raises(ValueError, match=said):
-        make_config(**{**settings, "train": train})
-
-
-def test_kto_and_ppo_need_no_pairs() -> None:
-    make_config(train={"algorithm": "ppo"}, rollout={"group_size": 1})
-    make_config(train={"algorithm": "kto"}, rollout={"group_size": 1})
-    make_config(train={"algorithm": "kto"}, **RECORDED_LABELS)
-    make_config(train={"algorithm": "kto"}, **RECORDED_PAIRS)

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from paceline.errors import BadInput
-from paceline.v1 import common_pb2, worker_pb2
+from paceline.v1 import worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.objectives.objective import POLICY
 from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.rows.replica import Replica as OneRank
+from tests.fakes.policy_control import ScriptedControl
 from tests.fixtures.policy_models import make_config
 
 CPU = torch.device("cpu")
-OWN, OTHER = 7, 8
+OWN, OTHER = 1, 2
 """Incarnations of replicas."""
 
 
@@ -44,15 +45,11 @@ class Replica:
     """One whose directive is changed by hand."""
 
     def __init__(self) -> None:
-        caller = common_pb2.Caller(worker_id="policy-0", incarnation=OWN)
-        follows: list[Callable[[worker_pb2.Directive], None]] = []
-        self.control: Any = SimpleNamespace(
-            directive=worker_pb2.Directive(), caller=caller, on_directive=follows.append
-        )
+        self.control: Any = ScriptedControl()
         self.trainer: Any = Trainer()
         reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
         self.out = AfterCommit(self.control, self.trainer, reply, "127.0.0.1")
-        (self.follow,) = follows
+        (self.follow,) = self.control.followers
 
     def feed(self, *publishers: int) -> None:
         del self.control.directive.links[:]

@@ -121,8 +121,3 @@ def test_the_inputs_of_blocks_leave_the_device_and_no_weight_does(monkeypatch):
     hidden, layers = model.config.hidden_size, model.config.num_hidden_layers
     assert moved.count((1, tokens, hidden)) >= layers
     assert {shape[:2] for shape in moved} == {(1, tokens)}
-
-
-def test_offloaded_activations_need_gradient_checkpointing(tmp_path):
-    with pytest.raises(ValueError, match="gradient_checkpointing = true"):
-        tiny_config(tmp_path, offload_activations=True)

@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def shown(encoder: RowEncoder, completion: rollout_pb2.Completion) -> tuple[str, str]:
     """The text, and the text of the trained tokens alone."""
-    return completion.text, encoder._tokenizer.decode_all(trained_ids(completion))
+    return completion.text, encoder.tokenizer.decode_all(trained_ids(completion))
 
 
 @pytest.mark.parametrize("model", ["plain", "marked"])
@@ -129,7 +129,7 @@ def test_a_row_beyond_the_positions_of_the_model_is_too_long(tmp_path: Path, set
 
 def test_the_turns_of_the_assistant_are_marked_and_the_rest_is_not(models: dict[str, Path]) -> None:
     encoder = encoder_of(models["plain"], messages_field="m")
-    text = row_text(encoder.encode({"m": CHAT}), encoder._tokenizer)
+    text = row_text(encoder.encode({"m": CHAT}), encoder.tokenizer)
     assert text.splitlines() == [
         "what is trained is between ⟦ and ⟧; a turn ends with '<eos>'",
         "prompt, 22 tokens: [user]2+2<eos>",

@@ -74,7 +74,7 @@ def save(path: Path, template: str | None, *, spaces: str = "", **generation: An
 
 def tokenizer_of(path: Path, **data: Any) -> tuple[RowEncoder, PromptTokenizer]:
     rows = encoder_of(path, **(data or {"messages_field": "messages"}))
-    return rows, rows._tokenizer
+    return rows, rows.tokenizer
 
 
 def ids(tokens: bytes) -> list[int]:

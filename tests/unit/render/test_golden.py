@@ -1,7 +1,7 @@
 """Rendered files of every target: what an option changes, against files under golden/.
 
 deploy/ has the plain ones (tests/unit/project/test_deploy_files.py). A golden file shows, as a
-diff, what one more option makes of them. ``python -m tests.unit.render.test_golden`` writes them.
+diff, what one more option makes of them. With UPDATE_GOLDEN=1 the tests write them.
 """
 
 import difflib
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.fixtures.golden import UPDATE
 from tests.fixtures.rendered import OWN_REDIS, ROOT, documents, render
 from tests.unit.project.test_deploy_files import RENDERED
 
@@ -81,7 +82,9 @@ def golden(name: str) -> Path:
 
 @pytest.mark.parametrize("name", [name for name, options in VARIANTS.items() if options])
 def test_an_option_changes_what_its_golden_file_shows(name: str) -> None:
-    assert changes(name) == golden(name).read_text(), "python -m tests.unit.render.test_golden"
+    if UPDATE:
+        golden(name).write_text(changes(name))
+    assert changes(name) == golden(name).read_text(), "see tests/fixtures/golden.py"
 
 
 def scripts(name: str) -> Iterator[str]:
@@ -140,10 +143,3 @@ def test_every_manifest_follows_the_schema(name: str, version: str) -> None:
             validate(
                 {"apiVersion": "v1", "kind": "Pod", **replica["template"]}, version, strict=True
             )
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for each, options in VARIANTS.items():
-        if options:
-            golden(each).write_text(changes(each))

@@ -26,6 +26,7 @@ from paceline.observe.event_history import position_key
 from paceline.observe.projection import Projection, Projector
 from paceline.observe.run_files import RunFileWriter
 from paceline.redis.leader_lease import LeaderIdentity
+from tests.fixtures import configs
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 REPLIES = FIXTURES / "recorded_replies.json"
@@ -67,15 +68,12 @@ class RecordedJournal:
 
 def config_of(entries: list[Entry]) -> Config:
     spec = entries[0].events[0]["spec"]
-    return Config.model_validate(
-        {
-            "run": {"name": "sim"},
-            "model": {"path": "/"},
-            "data": {"path": "rows"},
-            "redis": {"url": "redis://recorded"},
-            "rollout": {"group_size": spec["group_size"]},
-            "train": {"steps": spec["steps"], "checkpoint_every": spec["checkpoint_every"]},
-        }
+    return configs.config_of(
+        run={"name": "sim"},
+        model={"path": "/"},
+        redis={"url": "redis://recorded"},
+        rollout={"group_size": spec["group_size"]},
+        train={"steps": spec["steps"], "checkpoint_every": spec["checkpoint_every"]},
     )
 
 

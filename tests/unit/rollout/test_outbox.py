@@ -23,39 +23,16 @@ from rollout_worker.tasks.partial_rollouts import PartialRollouts
 from testbed.patience import patient
 from testbed.workers.fake_workers import make_group
 from tests.fakes.engine import FakeEngine
+from tests.fakes.payload_store import ScriptedStore
 from tests.fixtures.policy_models import random_groups
 
 LIMITS = GroupLimits(group_size=2, max_sequence_tokens=ANY, vocabulary=100, eval_samples=2)
 
 
-class Store:
-    """Fails with each of ``failures`` first."""
-
-    def __init__(self, *failures: Exception, largest: int = 1 << 20) -> None:
-        self.failures = list(failures)
-        self.largest = largest
-        self.payloads: dict[Ref, bytes] = {}
-        self.waits: list[waits.Wait] = []
-        """Of this process at the last attempt."""
-        self._left: dict[int, asyncio.Event] = {}
-
-    async def tried(self, times: int) -> None:
-        """Returns after so many more attempts."""
-        await self._left.setdefault(len(self.failures) - times, asyncio.Event()).wait()
-
-    async def put(self, payloads: Mapping[Ref, bytes]) -> None:
-        self.waits = waits.present(0.0)
-        if reached := self._left.get(len(self.failures)):
-            reached.set()
-        if self.failures:
-            raise self.failures.pop(0)
-        self.payloads.update(payloads)
-
-
 class Session:
     """A controller that accepts what is submitted, if the store has the payload."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ScriptedStore) -> None:
         self.caller = common_pb2.Caller(worker_id="rollout-0", incarnation=1)
         self.store = store
         self.requests = 0
@@ -78,7 +55,7 @@ class Session:
 
 @asynccontextmanager
 async def sending(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Outbox, Session, HeldTasks]]:
     monkeypatch.setattr(outbox_module, "_RETRY_S", 0.0)
     session, held = Session(store), HeldTasks()
@@ -102,7 +79,7 @@ def group(task_id: str, held: HeldTasks, kind: Any = rollout_pb2.TASK_KIND_TRAIN
 async def test_a_store_that_fails_delays_groups_and_fails_no_attempt(
     failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(failure, failure)
+    store = ScriptedStore(failure, failure)
     async with sending(store, monkeypatch) as (box, session, held):
         made = [group(f"t{n}", held) for n in range(3)]
         for each in made:
@@ -118,7 +95,7 @@ async def test_groups_that_finish_shortly_after_each_other_travel_together(
     at_once: int, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "_BATCH_TASKS", at_once)
-    async with sending(Store(), monkeypatch) as (box, session, held):
+    async with sending(ScriptedStore(), monkeypatch) as (box, session, held):
         box.put(group("t0", held))
         await asyncio.sleep(0)
         for number in (1, 2):
@@ -129,7 +106,7 @@ async def test_groups_that_finish_shortly_after_each_other_travel_together(
 
 
 async def test_tasks_are_returned_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(*[StoreUnavailable("away")] * 1000)
+    store = ScriptedStore(*[StoreUnavailable("away")] * 1000)
     async with sending(store, monkeypatch) as (box, session, held):
         box.put(group("t0", held))
         task = group("t1", held).meta.task
@@ -140,7 +117,7 @@ async def test_tasks_are_returned_while_the_store_is_away(monkeypatch: pytest.Mo
 
 
 async def test_an_evaluation_leaves_nothing_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store()
+    store = ScriptedStore()
     async with sending(store, monkeypatch) as (box, session, held):
         box.put(group("e1.0", held, rollout_pb2.TASK_KIND_EVAL))
         await held.until(lambda: not len(held))
@@ -168,7 +145,7 @@ async def test_a_group_that_cannot_be_submitted_is_returned_and_not_stored(
     async def produce(held: HeldTask) -> rollout_pb2.Group:
         return bad
 
-    store = Store(largest=most)
+    store = ScriptedStore(largest=most)
     async with sending(store, monkeypatch) as (box, session, held):
         parts: Any = session, held, FakeEngine(), produce, PartialRollouts(held), LIMITS
         tasks = task_runner.TaskRunner(*parts, pytest.fail, unwanted=str, engine_died=pytest.fail)
@@ -183,7 +160,7 @@ async def test_a_group_that_cannot_be_submitted_is_returned_and_not_stored(
 async def test_a_group_that_is_withdrawn_while_it_is_stored_is_not_submitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = Store()
+    store = ScriptedStore()
     async with sending(store, monkeypatch) as (box, session, held):
         put = store.put
 
@@ -202,7 +179,7 @@ async def test_the_wait_for_a_store_that_refuses_at_once_lasts_from_the_first_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each attempt is short: without it nobody would see that the worker waits."""
-    store = Store(*[StoreFull("the store is full")] * 1000)
+    store = ScriptedStore(*[StoreFull("the store is full")] * 1000)
     async with sending(store, monkeypatch) as (box, _, held):
         box.put(group("t0", held))
         await store.tried(10)

@@ -1,6 +1,6 @@
 """Partial work of unfinished tasks: what is written, how often, and what the next lease uses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,40 +9,22 @@ import pytest
 
 from paceline.ids import TaskId
 from paceline.payloads.group_limits import Invalid
-from paceline.payloads.store import Payloads, Ref, StoreFull, partial_ref
+from paceline.payloads.store import StoreFull, partial_ref
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.tasks.partial_rollouts import PartialRollouts, partial_group, prefixes_of
+from tests.fakes.payload_store import ScriptedStore
 
 PROMPT = np.array([13, 5, 8, 14], np.int32)
 TASK = common_pb2.TaskRef(task_id="t0", attempt=2)
-
-
-class Store:
-    """A payload store in memory; ``full``: it takes nothing."""
-
-    def __init__(self) -> None:
-        self.blobs: dict[Ref, bytes] = {}
-        self.bytes = self.puts = 0
-        self.full = False
-
-    async def put(self, payloads: Mapping[Ref, bytes]) -> None:
-        if self.full:
-            raise StoreFull("full")
-        self.puts += 1
-        self.bytes += sum(map(len, payloads.values()))
-        self.blobs.update(payloads)
-
-    async def get(self, refs: list[Ref]) -> Payloads:
-        return [self.blobs.get(ref) for ref in refs]
 
 
 class Scene:
     """One held task with one completion."""
 
     def __init__(self) -> None:
-        self.store, self.held = Store(), HeldTasks()
+        self.store, self.held = ScriptedStore(), HeldTasks()
         self.partials = PartialRollouts(self.held, self.store)  # type: ignore[arg-type]
         self.lease = rollout_pb2.Lease(task=TASK, group_size=1)
         task = self.held.add(self.lease)
@@ -73,7 +55,7 @@ async def test_all_writes_of_a_long_task_are_at_most_five_times_its_payload(scen
     for tokens in range(64, 32_769, 64):
         await scene.report(tokens)
     payload = partial_group(TASK, PROMPT, [sample(32_768)]).ByteSize()
-    assert scene.store.bytes <= 5 * payload
+    assert scene.store.written <= 5 * payload
     (left,) = await scene.prefixes()
     assert left is not None and len(left.tokens) >= 32_768 / 1.25 - 64
 
@@ -81,16 +63,15 @@ async def test_all_writes_of_a_long_task_are_at_most_five_times_its_payload(scen
 async def test_the_last_tokens_are_written_however_few_are_new(scene: Scene) -> None:
     await scene.report(1000)
     await scene.report(1001)
-    assert scene.store.puts == 1
+    assert scene.store.writes == 1
     await scene.report(1001, last=True)
     (left,) = await scene.prefixes()
     assert left is not None and len(left.tokens) == 1001
 
 
 async def test_a_store_that_is_full_costs_nothing_but_the_tokens(scene: Scene) -> None:
-    scene.store.full = True
+    scene.store.failures.append(StoreFull("full"))
     await scene.report(64)
-    scene.store.full = False
     assert await scene.prefixes() == ()
     await scene.report(128)
     assert len(await scene.prefixes()) == 1
@@ -101,7 +82,7 @@ async def test_work_of_a_task_that_is_no_longer_held_is_not_written(scene: Scene
     scene.held.release(TASK)
     await scene.partials.flush()
     await scene.report(128)
-    assert scene.store.blobs == {}
+    assert scene.store.payloads == {}
 
 
 # -- prefixes
@@ -182,5 +163,5 @@ async def test_damaged_work_begins_again(scene: Scene, change: Callable[[Any], N
     with pytest.raises(Invalid):
         prefixes_of(group, scene.lease, PROMPT, max_tokens=8, version=9)
     for blob in (group.SerializeToString(), b"\xff"):
-        scene.store.blobs[partial_ref(TaskId("t0"))] = blob
+        scene.store.payloads[partial_ref(TaskId("t0"))] = blob
         assert await scene.prefixes() == ()

@@ -1,82 +1,53 @@
 """Judges: their replies are parsed and checked, and a server that is away is nobody's fault."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from controller.services.admin import change_settings
-from paceline.config.schema import Config
 from paceline.payloads.group_limits import Invalid
 from paceline.v1 import admin_pb2, scorer_pb2
 from scorer_worker.scorer import BadCompletion, Item, NoScore, Unavailable, make_scorer
 from scorer_worker.server import items_of
 from scorer_worker.url_judge import KEY_VARIABLE, _content
+from tests.fakes.http_server import Answer, HttpServer
+from tests.fixtures.configs import config_of
 
 ONE = np.zeros(1, np.int32)
 
 
-class JudgeServer:
+class JudgeServer(HttpServer):
     """OpenAI-compatible; ``replies`` are given in turn: a text, or a status."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.url += "/v1"
         self.replies: list[str | int] = []
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
-        self.location = ""
-        outer = self
+        self.headers: dict[str, str] = {}
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                assert self.path == "/v1/chat/completions"
-                length = int(self.headers["Content-Length"])
-                outer.bodies.append(json.loads(self.rfile.read(length)))
-                outer.keys.append(self.headers["Authorization"])
-                reply = outer.replies.pop(0)
-                self.send_response(reply if isinstance(reply, int) else 200)
-                if outer.location:
-                    self.send_header("Location", outer.location)
-                self.end_headers()
-                message = {"choices": [{"message": {"content": reply}}]}
-                self.wfile.write(json.dumps(message).encode())
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def answer(self, asked: Any, body: bytes) -> Answer:
+        assert asked.path == "/v1/chat/completions"
+        self.bodies.append(json.loads(body))
+        self.keys.append(asked.headers["Authorization"])
+        reply = self.replies.pop(0)
+        message = {"choices": [{"message": {"content": reply}}]}
+        return reply if isinstance(reply, int) else 200, message, self.headers
 
 
 @pytest.fixture
 def server() -> Iterator[JudgeServer]:
-    made = JudgeServer()
-    yield made
-    made.close()
-
-
-def config_of(**scorer: Any) -> Config:
-    return Config.model_validate(
-        {
-            "model": {"path": "/m", "device": "cpu"},
-            "data": {"path": "rows.jsonl"},
-            "scorers": {"judge": {"kind": "judge", **scorer}},
-        }
-    )
+    with JudgeServer() as made:
+        yield made
 
 
 async def asked(**scorer: Any) -> list[Any]:
-    judge = make_scorer(config_of(**scorer), "judge")
+    judge = make_scorer(config_of(scorers={"judge": {"kind": "judge", **scorer}}), "judge")
     try:
         await judge.start()
         return await judge.score([Item(ONE, ONE, "2 + 2?", "four {x}", "4")])
@@ -138,21 +109,8 @@ async def test_a_redirect_does_not_get_the_key(
     server: JudgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "secret")
-    thief = JudgeServer()
-    try:
-        server.location, server.replies = thief.url + "/chat/completions", [302]
+    with JudgeServer() as thief:
+        server.headers, server.replies = {"Location": f"{thief.url}/chat/completions"}, [302]
         with pytest.raises(NoScore, match=r"302.*redirects are not followed; set the URL"):
             await asked(url=server.url, model="m")
         assert thief.keys == []
-    finally:
-        thief.close()
-
-
-def test_a_judge_that_has_no_server_is_refused_with_the_remedy() -> None:
-    for scorer in (
-        {"path": "/judge"},
-        {"url": "http://h/v1"},
-        {"url": "http://h/v1", "path": "/j"},
-    ):
-        with pytest.raises(ValidationError, match="vllm serve MODEL"):
-            config_of(**scorer)

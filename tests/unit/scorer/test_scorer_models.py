@@ -23,19 +23,14 @@ from scorer_worker.scorer import (
 )
 from testbed.patience import patient
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
+from tests.fixtures import configs
 
 PAD = 0
 
 
 def config_of(model: Path, scorer: dict[str, Any], **rollout: Any) -> Config:
-    return Config.model_validate(
-        {
-            "model": {"path": str(model), "device": "cpu"},
-            "data": {"path": "rows.jsonl"},
-            "rollout": rollout,
-            "scorers": {"one": scorer},
-        }
-    )
+    path = {"path": str(model), "device": "cpu"}
+    return configs.config_of(model=path, rollout=rollout, scorers={"one": scorer})
 
 
 def items() -> list[Item]:
