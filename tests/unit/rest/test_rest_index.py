@@ -15,17 +15,9 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [{**kind, "t": 1000.0 + n, "step": n, "version": n} for n in range(1, count + 1)]
 
 
-FAULTS = ("WorkerDied", "MeshBroken", "RolledBack", "TaskDropped")
-
-
-def rendered(event: dict[str, Any]) -> dict[str, Any]:
-    """``event`` with severity and text, as the controller writes it."""
-    severity = "warning" if event["type"] in FAULTS else "info"
-    return {**event, "severity": severity, "text": f"words for {event['type']}"}
-
-
 def add(run: Projection, position: str, n: int, t: float, event: dict[str, Any]) -> None:
-    run.add_line({"position": position, "n": n, "t": t, **rendered(event)})
+    severity = "warning" if event["type"] == "WorkerDied" else "info"
+    run.add_line({"position": position, "n": n, "t": t, "severity": severity, **event})
 
 
 def committed(run: Projection, position: str, n: int, t: float, step: int) -> None:
