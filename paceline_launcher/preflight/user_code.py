@@ -58,9 +58,6 @@ GOLDS = (
 
 def rewards(start: Start) -> Findings:
     config = start.config
-    if not config.reward.functions:
-        remedy = 'Name at least one function, for example ["exact_match"]'
-        yield fail("reward.functions is empty", remedy)
     settings = dict.fromkeys(config.reward.functions, "reward.functions")
     for set_name, eval_set in config.evaluation.sets.items():
         for name in eval_set.reward or ():

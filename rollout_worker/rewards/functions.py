@@ -42,17 +42,9 @@ class Reward:
 
 
 def weights_of(functions: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """Weight of each function; 1 for functions of a plain list. Raises RewardError if there is no
-    function, or one is named twice."""
-    if isinstance(functions, Mapping):
-        weights = {name: float(weight) for name, weight in functions.items()}
-    else:
-        weights = dict.fromkeys(functions, 1.0)
-        if len(weights) != len(functions):
-            raise RewardError("reward.functions: a function is named twice")
-    if not weights:
-        raise RewardError("reward.functions: name at least one, for example exact_match")
-    return weights
+    """Weight of each function; 1 for functions of a plain list."""
+    given = functions if isinstance(functions, Mapping) else dict.fromkeys(functions, 1.0)
+    return {name: float(weight) for name, weight in given.items()}
 
 
 def load(functions: Sequence[str] | Mapping[str, float]) -> list[Reward]:

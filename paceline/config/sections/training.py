@@ -55,6 +55,8 @@ def _names_rewards(value: Any) -> Any:
     """Raises ValueError for a list or table of rewards with a name or weight that cannot be one."""
     if isinstance(value, str):
         raise ValueError(f'{value!r} is no list. Write ["{value}"], or a table with weights')
+    if isinstance(value, list | dict) and not 0 < len(value) == len(set(map(str, value))):
+        raise ValueError("name at least one reward, and each of them once")
     for name in value if isinstance(value, list | dict) else ():
         own = isinstance(name, str) and (":" in name or name in BUILT_IN_REWARDS)
         if isinstance(name, str) and not own:
