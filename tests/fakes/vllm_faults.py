@@ -19,6 +19,9 @@ class FaultyRank(PacelineRank):
 
     def paceline_fill(self: Any, model: Any, tensors: dict[str, torch.Tensor]) -> None:
         fault = Path(os.environ[FAULT]).read_text()
+        wrong = fault == "kernels that compute something else"
+        if wrong:
+            tensors = tensors | {"model.norm.weight": tensors["model.norm.weight"].clone()}
         if fault.startswith("left out: "):
             # A fused parameter: vLLM misses no parameter of its own.
             name = fault.removeprefix("left out: ")
@@ -33,7 +36,6 @@ class FaultyRank(PacelineRank):
             super().paceline_fill(model, tensors)
         if fault == "a wrong last layer":
             next(p for n, p in model.named_parameters() if "norm" in n).data.mul_(1.5)
-        wrong = fault == "kernels that compute something else"
         for module in model.modules():
             if hasattr(module, "variance_epsilon"):
                 module.variance_epsilon = 10.0 if wrong else 1e-6

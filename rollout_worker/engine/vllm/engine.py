@@ -42,6 +42,7 @@ from rollout_worker.engine.base import (
     SwapFailed,
     WeightMismatch,
 )
+from rollout_worker.engine.parameter_parity import some
 from rollout_worker.engine.vllm import internals, readback
 from rollout_worker.engine.vllm.client import VLLMClient
 from rollout_worker.engine.vllm.generation import Generation
@@ -172,7 +173,7 @@ class VLLMEngine(Engine):
                 old.close()
                 await self._client.ranks("paceline_drop", old.key)
         if self._first_sync:
-            await self._verify(named)
+            await self._verify(weights.key, named)
             self._first_sync = False
         self._usable = self._proven = True
         self._distrusted = False
@@ -253,7 +254,7 @@ class VLLMEngine(Engine):
             raise ParametersDiffer.of(weights.version, wrong)
         self._checked += 1
 
-    async def _verify(self, named: Mapping[str, Tensor]) -> None:
+    async def _verify(self, key: int, named: Mapping[str, Tensor]) -> None:
         """Checks the kernels' results by log-probs."""
         spec = self._client.spec
         request = readback.probe(spec.vocabulary, spec.max_context)
@@ -265,9 +266,12 @@ class VLLMEngine(Engine):
         limit = readback.tolerance(spec.dtype, scale, quantised=spec.quantised)
         if not gap <= limit:
             self._usable = False
+            ranks = await self._client.ranks("paceline_untraced", key) if self._compares else []
+            untraced = sorted(set.intersection(*map(set, ranks))) if ranks else []
             raise WeightMismatch(
                 f"after the first sync vLLM's log-probs differ from those of the weights sent by "
                 f"{gap:.3g} on average, rounding explains {limit:.3g}"
+                + (f"; vLLM copied nothing of {some(untraced)}" if untraced else "")
             )
         event(logger, "first sync verified", gap=gap, limit=limit, compared=self._compares)
 

@@ -4,6 +4,7 @@
     paceline_stage ──► own thread: map, check, copy this rank's slices ──► result through a pipe
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
     paceline_check ──► the weights that the parameters differ from, after a swap
+    paceline_untraced ──► the weights that cannot be compared
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
 
@@ -162,6 +163,12 @@ class PacelineRank:
             views = weights.notes.views
             del weights.notes
         return left_out + differing(weights.staged[key].parts(views), complete=complete)
+
+    def paceline_untraced(self: Any, key: int) -> list[str]:
+        """Names of the weights of which the first sync copied nothing: a loader computes something
+        from them, or another rank has them."""
+        weights = self._paceline_weights
+        return sorted(weights.staged[key].tensors.keys() - {name for name, *_ in weights.noted})
 
     def paceline_drop(self: Any, key: int) -> None:
         weights = self._paceline_weights
