@@ -41,8 +41,8 @@ from rollout_worker.engine.base import (
     Request,
     SwapFailed,
     WeightMismatch,
+    some,
 )
-from rollout_worker.engine.parameter_parity import some
 from rollout_worker.engine.vllm import internals, readback
 from rollout_worker.engine.vllm.client import VLLMClient
 from rollout_worker.engine.vllm.generation import Generation
