@@ -1,21 +1,22 @@
-"""Paces of the planner: what bounds them, the ledger's admission rule, and what calibration
-recovers."""
+"""The planner against what can be counted out: a wave, drawn lengths, the ledger, all divisions.
+Its numbers for published runs are those of its page: tests/process/test_benchmarks.py."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from controller.ledger.decisions.leases import admissible
 from controller.ledger.limits import dispatch_limit
 from testbed.planner.calibration import MeasuredStep, calibrated
+from testbed.planner.generation import Generation
 from testbed.planner.lengths import Lengths
-from testbed.planner.pace import asynchronous, generation_seconds, synchronous
-from testbed.planner.sizes import NoSplit, best_size, splits
+from testbed.planner.pace import asynchronous, generation_seconds
+from testbed.planner.sizes import best_size
 from testbed.planner.system import Batch, EngineTime, StageTime, System
 from tests.fixtures.ledgers import Driven
 
 BATCH = Batch(groups=32, group_size=4, prompt_tokens=20, lengths=Lengths(200, 0.8, 1_000))
-STEADY = replace(BATCH, lengths=Lengths(200, 0.0, 1_000))
 ENGINE = EngineTime(fixed=0.01, per_sequence=1e-4, per_context_token=1e-7, cache_tokens=1e8)
 
 
@@ -26,26 +27,50 @@ def system(update: StageTime, **changes: object) -> System:
     )
 
 
+ROOMY = EngineTime(fixed=0.01, per_sequence=0.001, per_context_token=1e-6, cache_tokens=1e9)
+
+
+def run_out(engines: Generation) -> list[tuple[float, int]]:
+    ended = []
+    while engines.busy:
+        ended += engines.advance(engines.tick_s)
+    return ended
+
+
+def wave_seconds(engine: EngineTime, lengths: list[int], prompt: int) -> float:
+    """Token by token: every sequence that is longer than k is running while token k is made."""
+    seconds = 0.0
+    for k in range(max(lengths)):
+        running = sum(length > k for length in lengths)
+        seconds += engine.fixed + engine.per_sequence * running
+        seconds += engine.per_context_token * running * (prompt + k)
+    return seconds
+
+
+def test_one_wave_takes_the_time_of_its_tokens() -> None:
+    lengths = [3, 40, 41, 120, 500, 777, 1_000]
+    engines = Generation(ROOMY, 1, prompt_tokens=50, cap=1_000)
+    engines.add(0, np.array([lengths], dtype=float))
+    ((ended, group),) = run_out(engines)
+    assert group == 0
+    assert ended == pytest.approx(wave_seconds(ROOMY, lengths, 50), rel=0.01)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.8, 1.7])
+def test_mean_of_clipped_lengths_is_that_of_draws(sigma: float) -> None:
+    lengths = Lengths(400, sigma, 2_000)
+    drawn = lengths.draw(np.random.default_rng(1), 20_000, 8)
+    assert drawn.min() >= 1
+    assert drawn.max() <= 2_000
+    assert lengths.mean == pytest.approx(drawn.mean(), rel=0.02)
+    assert Lengths.of_mean(lengths.mean, 2_000, sigma).mean == pytest.approx(lengths.mean, rel=1e-6)
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_the_simulation_dispatches_as_the_ledger_does(staleness: int) -> None:
     run = Driven(max_staleness=staleness)
     assert admissible(run.state, 0) == dispatch_limit(0, staleness, 4) == 4 * (staleness + 1)
     assert dispatch_limit(3, 0.5, 4) == 4 * 3 + 6
-
-
-def test_a_synchronous_step_is_the_sum_of_its_parts() -> None:
-    slow = system(StageTime(80.0, 5.0), rest_s=3.0)
-    pace = synchronous(slow, 8, log_prob=True)
-    assert pace.step_s == pytest.approx(generation_seconds(slow, 8) + 15.0 + 1.0 + 3.0)
-    assert pace.samples_per_s == pytest.approx(128 / pace.step_s)
-
-
-def test_a_slow_trainer_bounds_the_pace() -> None:
-    slow = system(StageTime(0.0, 100.0), pause_s=2.0, batch=STEADY)
-    pace = asynchronous(slow, 1, 4, 1)
-    assert pace.step_s == pytest.approx(102.0, rel=0.001)
-    assert pace.policy_idle == pytest.approx(2 / 102, abs=0.01)
-    assert pace.rollout_idle > 0.5
 
 
 def test_calibration_recovers_a_system_from_its_own_steps() -> None:
@@ -60,13 +85,6 @@ def test_calibration_recovers_a_system_from_its_own_steps() -> None:
     assert found.engine.fixed == pytest.approx(true.engine.fixed, rel=0.05)
     assert found.update.seconds(64) == pytest.approx(true.update.seconds(64))
     assert found.rest_s == 0.0
-
-
-def test_divisions_hold_whole_replicas_and_engines() -> None:
-    assert splits(16, 4, 2) == [4, 8, 12]
-    assert splits(10, 4, 4) == [4]  # two GPUs stay unused
-    with pytest.raises(NoSplit, match="no policy replica of 8 ranks"):
-        splits(8, 8, 1)
 
 
 def test_the_best_division_is_that_of_trying_all() -> None:
