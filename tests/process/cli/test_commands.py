@@ -21,6 +21,7 @@ from paceline.rpc.addresses import free_ports
 from paceline_launcher.cli import app
 from paceline_launcher.cli.common import Target
 from testbed.patience import patient
+from tests.fixtures.event_files import write_events
 from tests.fixtures.golden import Golden
 from tests.fixtures.rendered import ROOT
 
@@ -189,8 +190,7 @@ def ended_run(run_dir: Path) -> None:
     address = {"address": f"127.0.0.1:{port}", "pid": 1}
     (run_dir / "controllers" / "controller-0.json").write_text(json.dumps(address))
     (run_dir / "summary.json").write_text('{"status": "finished", "steps": 5}')
-    line = {"position": "1-0", "n": 0, "t": 1.0, "type": "Paused", "paused": True}
-    (run_dir / "events.jsonl").write_text(json.dumps(line) + "\n")
+    write_events(run_dir, {"type": "Paused", "paused": True})
 
 
 def test_a_run_that_has_ended_is_followed_to_its_end(
@@ -213,11 +213,8 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
 
 
 def test_events_of_a_run_directory_need_no_controller(paceline: Command, tmp_path: Path) -> None:
-    lines = [
-        {"position": "1-0", "n": 0, "t": 1.0, "type": "RunStarted"},
-        {"position": "2-0", "n": 0, "t": 2.0, "type": "TermBegun", "text": "c leads (term 7)"},
-    ]
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    begun = {"type": "TermBegun", "text": "c leads (term 7)"}
+    write_events(tmp_path, {"type": "RunStarted"}, begun)
     shown = paceline("events", "--run-dir", str(tmp_path))
     assert shown.returncode == 0
     assert "c leads (term 7)" in shown.stdout

@@ -14,6 +14,7 @@ from paceline.errors import BadInput
 from paceline.observe.projection import Projection
 from paceline.observe.runs import read_run
 from paceline_launcher.cli import app
+from tests.fixtures.event_files import write_events
 
 
 def invoke(*words: str) -> Result:
@@ -113,14 +114,9 @@ def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_mean
     def record(step: int) -> Path:
         path = run_dir / "checkpoints" / f"step-{step}"
         path.mkdir(parents=True)
-        event = {"type": "CheckpointRecorded", "step": step, "path": str(path), "version": step}
-        commit = {"type": "StepCommitted", "step": step, "version": step}
-        with (run_dir / "events.jsonl").open("a") as file:
-            for n, one in enumerate((commit, event)):
-                file.write(
-                    json.dumps({"position": f"{step}-0", "n": n, "t": step, "text": "", **one})
-                    + "\n"
-                )
+        of_step = {"step": step, "version": step}
+        recorded = {"type": "CheckpointRecorded", "path": str(path), **of_step}
+        write_events(run_dir, {"type": "StepCommitted", **of_step}, recorded)
         return path
 
     written: list[str] = []
@@ -139,10 +135,8 @@ def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_mean
     assert done.exit_code == 0, done.exception
     assert written[1:] == ["step-20"]
 
-    best = {"type": "BestCheckpointChosen", "position": "21-0", "n": 0, "t": 21, "text": ""}
-    with (run_dir / "events.jsonl").open("a") as file:
-        path = str(run_dir / "checkpoints/step-20")
-        file.write(json.dumps({**best, "step": 20, "path": path, "reward_mean": 0.5}) + "\n")
+    best = {"step": 20, "path": str(run_dir / "checkpoints/step-20"), "reward_mean": 0.5}
+    write_events(run_dir, {"type": "BestCheckpointChosen", **best})
     record(30)
     for options, step in (((), "step-30"), (("--best",), "step-20")):
         invoke("export", str(run_dir), "--out", str(here / "out"), *options)

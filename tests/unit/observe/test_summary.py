@@ -6,10 +6,11 @@ from typing import Any
 
 from paceline.observe.projection import Projection
 from paceline.observe.runs import summarise
+from tests.fixtures.event_files import write_events
 
 
 def write(run_dir: Path, *events: dict[str, Any]) -> Projection:
-    (run_dir / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+    write_events(run_dir, *events)
     return Projection.read(run_dir)
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
 from testbed.planner.__main__ import app as planner
+from tests.fixtures.event_files import write_events
 from tests.fixtures.golden import Golden
 from tests.unit.memory_plan.test_memory_plan import QWEN3_06B
 
@@ -80,11 +81,8 @@ def test_a_run_of_ones_own_gives_the_times(plan, tmp_path):
         "replicas": 1, "time_compute_s": 3.0, "time_reduce_s": 0.1, "time_commit_s": 0.1,
         "time_publish_s": 0.4, "time_generate_s": 6.0, "response_tokens_mean": 100, "step_s": 3.5,
     }  # fmt: skip
-    commits = (
-        {"position": f"{n}-0", "n": 0, "t": n, "type": "StepCommitted", "step": n, "metrics": row}
-        for n in range(1, 31)
-    )
-    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in commits))
+    commit = {"type": "StepCommitted", "metrics": row}
+    write_events(run, *({**commit, "step": n} for n in range(1, 31)))
     result = plan("--gpus", "2", "--gpu", "h100", "--from-run", "earlier")
     assert "took 3.5 s; this model says" in result.stdout
     assert "A measurement at a second size removes it" in result.stdout

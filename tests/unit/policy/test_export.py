@@ -19,6 +19,7 @@ from paceline_launcher.launch import ending
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.export import MARKER, ExportError, export
 from testbed.tiny_model import make_tiny_model
+from tests.fixtures.event_files import write_events
 from tests.fixtures.train_states import synthetic_step, tiny_config, tiny_state
 
 
@@ -140,9 +141,8 @@ def run(tmp_path, monkeypatch):
     checkpointer = Checkpointer(run_dir, config)
     checkpoint = checkpointer.save_async(tiny_state(config)).result(30).path
     checkpointer.close()
-    (run_dir / "events.jsonl").write_text(
-        json.dumps({"type": "CheckpointRecorded", "path": str(checkpoint), "step": 0}) + "\n"
-    )
+    recorded = {"type": "CheckpointRecorded", "path": str(checkpoint), "step": 0}
+    write_events(run_dir, recorded)
     model = tmp_path / "tiny-model"
     (model / "odd.py").write_text(CODE)
     shape = json.loads((model / "config.json").read_text())

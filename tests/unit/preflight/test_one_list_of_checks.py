@@ -24,6 +24,7 @@ from paceline_launcher.preflight import checks, data, machine
 from paceline_launcher.preflight.checks import Check, Place, run_checks
 from paceline_launcher.preflight.findings import Start
 from testbed.tiny_model import make_tiny_model
+from tests.fixtures.event_files import write_events
 from tests.fixtures.preflight import findings_of
 
 COMMANDS = ("config check", "doctor", "up --dry-run", "up")
@@ -125,8 +126,7 @@ def test_a_resume_of_a_finished_run_or_with_fewer_steps_than_are_trained_is_refu
     summary.write_text(json.dumps({"status": "finished", "steps": 100}))
     assert_refused("up", config_file, "run.seed=0", "is finished (100 steps)", tmp_path)
     summary.write_text(interrupted)
-    steps = ({"type": "StepCommitted", "step": n, "t": float(n)} for n in range(1, 8))
-    (earlier_run / "events.jsonl").write_text("".join(f"{json.dumps(s)}\n" for s in steps))
+    write_events(earlier_run, *({"type": "StepCommitted", "step": n} for n in range(1, 8)))
     words = "has trained 7 steps already, and train.steps allows 6"
     assert_refused("up", config_file, "train.steps=6", words, tmp_path)
     allowed = said_by("up --dry-run", config_file, "train.steps=7")
@@ -152,16 +152,13 @@ def test_what_was_set_while_a_run_ran_stays_if_the_file_is_unchanged(
 ) -> None:
     """The same command continues it: the file's 100 steps were refused, or waited for."""
     file = changeable(load_config(config_file))
-    finished = (
-        [{"type": "RunFinished", "reason": "completed", "t": 9.0}] if trained == value else []
-    )
-    events: list[dict[str, Any]] = [
+    write_events(
+        earlier_run,
         {"type": "RunStarted", "settings": file},
         {"type": "SettingsChanged", "changes": {"train.steps": [100, value]}, "configured": {}},
-        *({"type": "StepCommitted", "step": n, "t": float(n)} for n in range(1, trained + 1)),
-        *finished,
-    ]
-    (earlier_run / "events.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in events))
+        *({"type": "StepCommitted", "step": n} for n in range(1, trained + 1)),
+        *([{"type": "RunFinished", "reason": "completed"}] if trained == value else []),
+    )
     config = load_config(config_file, edited)
     assert steps_to_extend_to(config, earlier_run) == extends_to
     said = told(said_by("up --dry-run", config_file, *edited))
