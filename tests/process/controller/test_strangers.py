@@ -1,7 +1,6 @@
 """Other users of a run's machine, who have no token: nothing of the run is shown or done to
 them."""
 
-import asyncio
 import json
 import os
 import stat
@@ -19,7 +18,7 @@ from paceline.redis.client import connect_sync
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.grpc_channel import METHODS
-from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
+from paceline.v1 import common_pb2, worker_pb2
 from testbed.fleets.controller_processes import Controllers, write_config
 from testbed.fleets.controllers import (
     addresses,
@@ -29,7 +28,7 @@ from testbed.fleets.controllers import (
     status,
     until,
 )
-from testbed.workers.fake_workers import FakePolicy, FakeRollout
+from testbed.workers.fake_workers import FakeRollout
 from tests.fixtures.rest import rest_url
 
 SERVER_COMMANDS = (
@@ -186,37 +185,6 @@ async def test_files_of_a_run_are_private_whatever_the_umask(tmp_path: Path) -> 
             assert json.loads((run_dir / "controllers" / "controller-0.json").read_text())
     finally:
         os.umask(before)
-
-
-async def test_a_stolen_lease_is_worth_nothing(tmp_path: Path) -> None:
-    """By another worker of the run, by a copy of the owner's own request, and after its life."""
-    with running_controllers(tmp_path, 1) as controllers:
-        config, where = config_of(controllers), addresses(controllers)
-        trainer = FakePolicy(config, where, "policy-0")
-        owner, thief = (FakeRollout(config, where, f"rollout-{i}") for i in range(2))
-        workers = (trainer, owner, thief)
-        await asyncio.gather(*(worker.start() for worker in workers))
-        training = asyncio.create_task(trainer.work(lambda: False))
-        await until(lambda: owner.version >= 0)
-        lease = (await owner.lease()).leases[0]
-        group = owner.group_for(lease)
-        stolen = await thief.stored([group])
-        (result,) = await thief.submit_request(stolen)
-        assert result.verdict != rollout_pb2.VERDICT_ACCEPTED
-        (kept, again) = [await owner.submit(group) for _ in range(2)]
-        assert kept.verdict == rollout_pb2.VERDICT_ACCEPTED
-        assert again.verdict in (rollout_pb2.VERDICT_ACCEPTED, rollout_pb2.VERDICT_DUPLICATE)
-        control = control_of(controllers)
-        tasks = (await status(control)).tasks
-        assert tasks.ready + tasks.in_step + tasks.trained == 1, "once"
-        replayed = await owner.stored([group])
-        later = FakeRollout(config, where, "rollout-0")
-        await later.start()
-        with pytest.raises(RequestRefused, match="FAILED_PRECONDITION"):
-            await control.call("RolloutService.SubmitGroups", replayed)
-        training.cancel()
-        await control.close()
-        await asyncio.gather(*(worker.stop(goodbye=False) for worker in (*workers, later)))
 
 
 def test_on_one_machine_only_the_page_listens_on_a_port(tmp_path: Path) -> None:

@@ -106,14 +106,12 @@ async def test_idle_connections_beyond_a_number_give_way_to_later_ones(
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     front = asyncio.create_task(tls_front._serve(listener, tmp_path, tmp_path / "server"))
-    with contextlib.ExitStack() as stack:
-        strangers = [
-            stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(20)
-        ]
-        url = f"rediss://127.0.0.1:{address[1]}"
-        assert (await asyncio.to_thread(reach, url, LOGIN)).startswith(b"-WRONGPASS")
-        for one in strangers[:16]:
-            assert await asyncio.to_thread(one.recv, 1) == b""
+    strangers = [socket.create_connection(address, timeout=5) for _ in range(20)]
+    answer = await asyncio.to_thread(reach, f"rediss://127.0.0.1:{address[1]}", LOGIN)
+    assert answer.startswith(b"-WRONGPASS")
+    assert [await asyncio.to_thread(one.recv, 1) for one in strangers[:16]] == [b""] * 16
+    for one in strangers:
+        one.close()
     front.cancel()
     await asyncio.gather(front, return_exceptions=True)
     server.close()
