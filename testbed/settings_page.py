@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from paceline.config.fields import Section, meaning
+from paceline.config.fields import CARRIED, Section, meaning
 from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS, TABLES
 from paceline.config.sections.scorers import ScorerConfig, ScorersConfig
@@ -68,7 +68,7 @@ def _type(field: FieldInfo) -> str:
     for item in field.metadata:
         for attribute, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
             bound = getattr(item, attribute, None)
-            if bound is not None:
+            if bound is not None and bound != CARRIED:
                 limits.append(f"{sign} {bound}")
     return " ".join([_name(field.annotation), ", ".join(limits)]).strip()
 

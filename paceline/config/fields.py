@@ -19,15 +19,9 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-
-def _carried(count: int) -> int:
-    if count >= 1 << 31:
-        raise ValueError("it is above 2147483647, and no message carries more")
-    return count
-
-
-Positive = Annotated[int, Field(ge=1), AfterValidator(_carried)]
-NonNegative = Annotated[int, Field(ge=0), AfterValidator(_carried)]
+CARRIED = 1 << 31  # What every message can carry is below it
+Positive = Annotated[int, Field(ge=1, lt=CARRIED)]
+NonNegative = Annotated[int, Field(ge=0, lt=CARRIED)]
 Seconds = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Ratio = Annotated[float, Field(ge=0)]
