@@ -164,6 +164,8 @@ class Trainer:
             )
 
         self._on_all_ranks(meet)
+        if epoch.rank == 0 and self._checkpointer is not None:
+            self._checkpointer.reserve(self.state)
 
     def abandon(self) -> None:
         """Leaves the mesh, if any. Local gradients stay. Idempotent, never blocks on peers."""

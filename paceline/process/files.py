@@ -190,7 +190,12 @@ def write_durably(path: Path, data: bytes | str) -> None:
 
 def sync_directory(path: Path) -> None:
     """Makes the names in ``path`` durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    sync_file(path, os.O_DIRECTORY)
+
+
+def sync_file(path: Path, kind: int = 0) -> None:
+    """Makes the content of ``path`` durable."""
+    handle = os.open(path, os.O_RDONLY | kind)
     try:
         os.fsync(handle)
     finally:

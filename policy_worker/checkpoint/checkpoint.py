@@ -1,7 +1,7 @@
 """Checkpoints of a policy replica, each of which is complete or absent.
 
-    step thread      snapshot: copies of this rank's slices in host memory ─┐
-    writer thread    slices ► .step-000123.<writer>/shard-*.safetensors ◄───┘  (every rank, fsync)
+    copying thread   copies of this rank's slices in host memory ───────────┐
+    writer threads   slices ► .step-000123.<writer>/shard-*.safetensors ◄───┘  (every rank, fsync)
                      rank 0: all ranks done ► slices cover every tensor ► meta.json ► fsync
                              ► rename to step-000123.<writer> ► fsync of the parent
 
@@ -57,7 +57,7 @@ from policy_worker.checkpoint.atomic_directory import (
 )
 from policy_worker.checkpoint.shards import (
     WEIGHTS,
-    StateSnapshot,
+    StateSlices,
     first_gap,
     named_tensors,
     read_shards,
@@ -65,7 +65,7 @@ from policy_worker.checkpoint.shards import (
     weights_of_part,
     write_shards,
 )
-from policy_worker.model.host_memory import DeviceCopies
+from policy_worker.model.host_memory import HostCopies
 from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.load import load_objective
 from policy_worker.ranks.rank_group import FOREVER
@@ -110,7 +110,7 @@ class Checkpointer:
         self._config = config
         self._replica = replica or Replica()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._copies = DeviceCopies(device)
+        self._copies = HostCopies(device)
         self._saves = 0
         self._newest: _Job | None = None
 
@@ -118,8 +118,7 @@ class Checkpointer:
         """Copies the state and writes it in the background. ``digest``: of its weights, as in
         votes.
 
-        From a CPU the copy is complete on return. From a GPU it goes on: call ``before_change``
-        before the state is changed.
+        Returns at once: call ``before_change`` before the state is changed.
 
         The future of rank 0 is done when the checkpoint is complete and durable; that of another
         rank when its own part is. It raises CheckpointError or OSError if the write failed; no
@@ -133,12 +132,14 @@ class Checkpointer:
             {k: v for k, v in group.items() if k != "params" and isinstance(v, plain)}
             for group in state.optimizer.param_groups
         ]
+        slices = StateSlices.of(state, self._replica.rank)
         job = _Job(
             step=state.step,
             version=state.version,
             writer=writer,
             path=self._root / f"step-{state.step:06d}.{writer}",
-            snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank, self._copies),
+            slices=slices,
+            memory=self._copies.take(slices.blocks),
             groups=groups,
             digest=digest,
             begun=begun,
@@ -146,8 +147,12 @@ class Checkpointer:
         self._newest = job
         return self._writer.submit(self._write, job)
 
+    def reserve(self, state: TrainState) -> None:
+        """Has the memory of a checkpoint ready when the first one is due. Returns at once."""
+        self._copies.reserve(StateSlices.of(state, self._replica.rank).blocks)
+
     def before_change(self) -> None:
-        """Has the device do nothing more before the copies under way: it may change the state."""
+        """Blocks until the copies under way are complete: the state may be changed then."""
         self._copies.before_change()
 
     def abandon(self, version: Version) -> None:
@@ -239,6 +244,7 @@ class Checkpointer:
     def close(self) -> None:
         """Waits for the writes under way."""
         self._writer.shutdown()
+        self._copies.close()
 
     # -- writer thread ------------------------------------------------------------------------
 
@@ -270,7 +276,7 @@ class Checkpointer:
                 files = self._write_mine(job, partial)
                 for rank in range(1, self._replica.size):
                     files |= self._await_message(job, rank)["files"]
-                if gap := first_gap(partial, job.snapshot.shapes):
+                if gap := first_gap(partial, job.slices.shapes):
                     raise CheckpointError(f"the ranks' slices do not make up {gap}")
                 write_durably(partial / META, json.dumps(self._meta(job, files), indent=1))
                 sync_directory(partial)
@@ -284,9 +290,11 @@ class Checkpointer:
                 raise
 
     def _write_mine(self, job: _Job, partial: Path) -> dict[str, Any]:
-        names = write_shards(job.snapshot, partial, self._replica.rank)
-        job.snapshot.pieces.clear()  # memory the next snapshot can have
-        return {name: fingerprint(partial / name) for name in names}
+        memory = job.memory.result()
+        try:
+            return write_shards(job.slices, memory, partial, self._replica.rank)
+        finally:
+            self._copies.give_back(memory)
 
     def _meta(self, job: _Job, files: dict[str, Any]) -> dict[str, Any]:
         model = self._config.model
@@ -361,7 +369,8 @@ class _Job:
     version: Version
     writer: str
     path: Path
-    snapshot: StateSnapshot
+    slices: StateSlices
+    memory: Future[list[Tensor]]
     groups: list[dict[str, Any]]
     digest: str
     begun: float

@@ -13,72 +13,86 @@ needs, the overlapping parts of stored slices.
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
 from paceline.payloads.transfer_limits import slices
-from paceline.process.files import write_durably
-from policy_worker.model.host_memory import CopiesDone, DeviceCopies, copy_to_host
+from paceline.process.files import sync_file
+from policy_worker.checkpoint.atomic_directory import fingerprint
+from policy_worker.model.host_memory import views
 from policy_worker.model.train_state import TrainState
 
 FILE_BYTES = 1 << 30
-"""A file is serialised in memory: more tensors than this go to another file."""
+"""More tensors than this go to another file."""
+WRITERS = 4
+"""Files that a rank writes at once: one is summed up while the disk writes another."""
 
 # Each rank saves by itself on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
 
 
 @dataclass(frozen=True, slots=True)
-class StateSnapshot:
-    """The slices that one rank has to write, copied so that the next step can begin."""
+class StateSlices:
+    """The slices that one rank has to write, and the shapes of the tensors that they are of."""
 
-    pieces: dict[str, tuple[Tensor, tuple[int, ...]]]
-    """In host memory, owned by the snapshot, with their offsets."""
+    files: list[dict[str, Tensor]]
+    offsets: dict[str, tuple[int, ...]]
     shapes: dict[str, torch.Size]
-    copied: CopiesDone = field(default_factory=CopiesDone)
 
     @classmethod
-    def take(
-        cls, named: Iterable[tuple[str, Tensor]], rank: int, copies: DeviceCopies
-    ) -> "StateSnapshot":
-        """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all. The
-        state may be computed with at once. Call ``copies.before_change()`` before it is changed."""
-        pieces: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
-        shapes: dict[str, torch.Size] = {}
-        with copies.queued() as copied:
-            for name, tensor in named:
-                if tensor.numel() == 0:
-                    continue
-                shapes[name] = tensor.shape
-                local, offset = _slice_of(tensor)
-                if local.numel() == 0 or (rank and not isinstance(tensor, DTensor)):
-                    continue
-                pieces[name] = copy_to_host(local), offset
-        return cls(pieces, shapes, copied)
+    def of(cls, state: TrainState, rank: int) -> "StateSlices":
+        """The live ones; of tensors that every rank holds whole, rank 0 has all."""
+        mine, offsets, shapes = dict[str, Tensor](), dict[str, tuple[int, ...]](), {}
+        for name, tensor in named_tensors(state):
+            if tensor.numel() == 0:
+                continue
+            shapes[name] = tensor.shape
+            local, offset = _slice_of(tensor)
+            if local.numel() and (not rank or isinstance(tensor, DTensor)):
+                mine[name], offsets[name] = local.detach(), offset
+        files = slices(((name, piece.nbytes) for name, piece in mine.items()), FILE_BYTES)
+        return cls([{name: mine[name] for name in names} for names in files], offsets, shapes)
+
+    @property
+    def blocks(self) -> list[list[Tensor]]:
+        return [list(file.values()) for file in self.files]
 
 
-def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[str]:
-    """Writes and fsyncs the snapshot's slices, once copied. Returns the names of the files."""
-    snapshot.copied.wait()
-    sized = ((name, piece.nbytes) for name, (piece, _) in snapshot.pieces.items())
-    files, names = list(slices(sized, FILE_BYTES)), []
-    for number, stored in enumerate(files, start=1):
-        offsets = {name: {"saved_offsets": snapshot.pieces[name][1]} for name in stored}
+def write_shards(
+    state: StateSlices, memory: Sequence[Tensor], directory: Path, rank: int
+) -> dict[str, dict[str, int]]:
+    """Writes and fsyncs the copies of the slices in ``memory``, a block a file. Returns the
+    fingerprints of the files."""
+
+    def write(number: int) -> tuple[str, dict[str, int]]:
+        live = state.files[number]
+        copies = dict(zip(live, views(memory[number], list(live.values())), strict=True))
+        offsets = {name: {"saved_offsets": state.offsets[name]} for name in live}
         # What HuggingFaceStorageReader looks for in the header.
         header = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
-        names.append(f"shard-{rank + 1:05d}-model-{number:05d}-of-{len(files):05d}.safetensors")
-        tensors = {name: snapshot.pieces[name][0] for name in stored}
-        write_durably(directory / names[-1], save(tensors, header))
-    return names
+        count = f"{number + 1:05d}-of-{len(state.files):05d}"
+        path = directory / f"shard-{rank + 1:05d}-model-{count}.safetensors"
+        # Not by way of bytes: that would hold up Python, and so training, for seconds a GiB.
+        try:
+            save_file(copies, path, header)
+        except SafetensorError as error:
+            raise OSError(f"{path}: {error}") from error
+        sync_file(path)
+        return path.name, fingerprint(path)
+
+    with ThreadPoolExecutor(WRITERS, "checkpoint-file") as pool:
+        return dict(pool.map(write, range(len(state.files))))
 
 
 def read_shards(

@@ -1,12 +1,11 @@
 """Host memory beside the device: copies of a state, activations, and the weights of frozen models.
 
-    training stream   update ──┬── forward and backward of the next step ──► wait ──► next update
-    copy stream                └──► wait ──► copies to page-locked memory ──────┘
-    writer's thread                                                  event ──► files
+    training   update ──┬── forward and backward of the next step ──► wait ──► next update
+    copies              └──► host memory, page-locked for a GPU ────────┘
+    writer                                   └──► files ──► the memory is used again
 
-The host waits for no kernel, and no kernel but the next update waits for the copies of a state.
-Their buffers are page-locked memory of torch's host allocator, which hands them out again once they
-are let go of.
+Training waits for the copies of a state alone, and not before its next update. Their memory is
+reserved beforehand: to have 7 GB page-locked takes seconds.
 
 Activations of a row stay in host memory from the forward pass until the backward pass needs them.
 With gradient checkpointing this is the input of each block: 4 bytes a token, block and hidden
@@ -18,7 +17,8 @@ Weights of a frozen model: each block's are on the device only while it computes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -26,10 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from paceline.process.compute_device import stream_of_its_own
+
 
 class DeviceCopies:
-    """Copies of tensors that stay where they are until the next update. On a CPU each is complete
-    when it returns. Called from the thread that trains, except for what ``queued`` hands out."""
+    """Copies that a device makes of tensors which stay where they are until the next update. On a
+    CPU each is complete when it returns. Called from the thread that trains."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -37,19 +39,18 @@ class DeviceCopies:
         self._newest: Any = None
 
     @contextmanager
-    def queued(self) -> Iterator[CopiesDone]:
-        """Within: ``copy_to_host`` comes after all that the current stream was given until now."""
-        done = CopiesDone()
+    def queued(self) -> Iterator[None]:
+        """Within: copies come after all that the current stream was given until now."""
         if self._device.type != "cuda":
-            yield done
+            yield
             return
         cuda = torch.cuda
         if self._stream is None:
             self._stream = cuda.Stream(self._device)
         self._stream.wait_stream(cuda.current_stream(self._device))
         with cuda.stream(self._stream):
-            yield done
-        self._newest = done.event = self._stream.record_event()
+            yield
+        self._newest = self._stream.record_event()
 
     def before_change(self) -> None:
         """Has the current stream go on after the copies alone: it may overwrite their sources."""
@@ -58,15 +59,79 @@ class DeviceCopies:
             self._newest = None
 
 
-class CopiesDone:
-    """The end of the copies of one ``queued`` block."""
+Blocks = Sequence[Sequence[Tensor]]
+"""Tensors, by the block of host memory that their copies share."""
 
-    event: Any = None
 
-    def wait(self) -> None:
-        """Blocks the calling thread until the copies are complete."""
-        if self.event is not None:
-            self.event.synchronize()
+class HostCopies:
+    """Copies in host memory of a state that stays as it is until the next update. A thread makes
+    them, on a stream of its own; other methods are called from the thread that trains."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._thread = ThreadPoolExecutor(1, "state-copies")
+        self._newest: Future[list[Tensor]] | None = None
+        self._free: list[Tensor] = []
+        """Memory of one state that nobody needs now."""
+        self._reserved = False
+
+    def reserve(self, blocks: Blocks) -> None:
+        """Takes the memory of such a state beside training, unless it was taken before."""
+        if not self._reserved:
+            self._reserved = True
+            sizes = [sum(map(_room, block)) for block in blocks]
+            self._thread.submit(lambda: self.give_back(self._memory(sizes)))
+
+    def take(self, blocks: Blocks) -> Future[list[Tensor]]:
+        """The blocks of memory, uint8, once the copies are complete; ``views`` are the copies."""
+        ready, self._reserved = None, True
+        if self._device.type == "cuda":
+            ready = torch.cuda.current_stream(self._device).record_event()
+        self._newest = self._thread.submit(self._copy, blocks, ready)
+        return self._newest
+
+    def before_change(self) -> None:
+        """Blocks until the sources may be overwritten."""
+        if self._newest is not None:
+            wait([self._newest])
+            self._newest = None
+
+    def give_back(self, memory: list[Tensor]) -> None:
+        """Any thread: its copies are no longer in use."""
+        self._free = memory
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _copy(self, blocks: Blocks, ready: Any) -> list[Tensor]:
+        memory = self._memory([sum(map(_room, block)) for block in blocks])
+        with stream_of_its_own(self._device):
+            if ready is not None:
+                torch.cuda.current_stream(self._device).wait_event(ready)
+            for block, space in zip(blocks, memory, strict=True):
+                torch._foreach_copy_(views(space, block), list(block), non_blocking=True)
+            if ready is not None:
+                torch.cuda.current_stream(self._device).synchronize()
+        return memory
+
+    def _memory(self, sizes: list[int]) -> list[Tensor]:
+        found, self._free = self._free, []
+        if [block.numel() for block in found] == sizes:
+            return found
+        del found
+        # Zeroed, so that its pages are there before the copies.
+        page_locked = self._device.type == "cuda"
+        return [torch.zeros(size, dtype=torch.uint8, pin_memory=page_locked) for size in sizes]
+
+
+def views(memory: Tensor, block: Sequence[Tensor]) -> list[Tensor]:
+    """The copies of ``block`` in its ``memory``."""
+    parts = zip(memory.split([_room(tensor) for tensor in block]), block, strict=True)
+    return [part[: like.nbytes].view(like.dtype).view(like.shape) for part, like in parts]
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-int(tensor.nbytes) // 64) * 64
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ def test_training_goes_on_while_the_disk_is_slow_and_its_steps_are_those_after_a
         synthetic_step(state)
     before = all_bits(state)
     saved = checkpointer.save_async(state)
+    checkpointer.before_change()
     torch.manual_seed(8)
     uninterrupted = [synthetic_step(state) for _ in range(3)]
     assert not saved.done()
@@ -128,6 +129,15 @@ def test_no_writer_can_overwrite_the_checkpoint_of_another(config, checkpointer,
     outvoted.close()
     assert not late.exists()
     assert read_meta(recorded)["weights_digest"] == "right"
+
+
+def test_a_checkpoint_is_copied_to_the_memory_of_the_one_before(config, checkpointer):
+    state, places = tiny_state(config), set()
+    checkpointer.reserve(state)
+    for _ in range(3):
+        checkpointer.save_async(state).result(30)
+        places.add(tuple(m.data_ptr() for m in checkpointer._newest.memory.result()))
+    assert len(places) == 1
 
 
 def test_same_step_on_a_later_line_lies_beside_the_earlier_one(config, checkpointer):

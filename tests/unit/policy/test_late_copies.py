@@ -1,12 +1,13 @@
-"""A device copies what is saved and published when it comes to it: no update overtakes it, and the
-host waits for none."""
+"""What is saved and published is copied beside training: no update overtakes it, and nothing but an
+update waits for it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 
 from paceline.weights import weight_snapshot
-from policy_worker.checkpoint import shards
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.shards import named_tensors
-from policy_worker.model import host_memory as device_copies
+from policy_worker.model import host_memory
+from policy_worker.model.host_memory import views
 from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.rows.replica import Replica
 from policy_worker.trainer import Trainer
@@ -32,8 +33,8 @@ GROUPS = random_groups(2, group_size=3, seed=0, vocab=15)
 class LateEvent:
     """The end of the work that a stream had then. Somebody who waits for it has the work done."""
 
-    def __init__(self, work: list[Callable[[], Any]]) -> None:
-        self.work = work
+    def __init__(self, name: str, work: list[Callable[[], Any]]) -> None:
+        self.name, self.work = name, work
 
     def synchronize(self) -> None:
         while self.work:
@@ -41,59 +42,73 @@ class LateEvent:
 
 
 class LateStream:
-    """A stream that does nothing before somebody waits for it."""
+    """A stream that does nothing before somebody waits for it, and nobody is done waiting before
+    the gate is open."""
 
-    def __init__(self, name: str, said: list[str]) -> None:
-        self.name, self.said = name, said
+    def __init__(self, name: str, said: list[str], gate: threading.Event) -> None:
+        self.name, self.said, self.gate = name, said, gate
         self.work: list[Callable[[], Any]] = []
 
     def wait_stream(self, other: LateStream) -> None:
         self.said.append(f"{self.name} waits for {other.name}")
 
     def wait_event(self, event: LateEvent) -> None:
-        self.said.append(f"{self.name} waits for copies")
+        self.said.append(f"{self.name} waits for {event.name}")
         event.synchronize()
 
+    def synchronize(self) -> None:
+        assert self.gate.wait(60)
+        LateEvent(self.name, self.work).synchronize()
+
     def record_event(self) -> LateEvent:
-        return LateEvent(self.work)
+        return LateEvent(self.name, self.work)
 
 
 class LateDevice:
-    """torch.cuda of one device, as far as DeviceCopies uses it."""
+    """torch.cuda of one device, as far as copies of a state use it."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.training = self.now = LateStream("training", self.said)
+        self.queued, self.gate = threading.Event(), threading.Event()
+        self.training = LateStream("training", self.said, self.gate)
+        self._of_thread = threading.local()
+
+    @property
+    def now(self) -> LateStream:
+        return getattr(self._of_thread, "stream", self.training)
 
     def Stream(self, device: torch.device) -> LateStream:
-        return LateStream("copies", self.said)
+        return LateStream("copies", self.said, self.gate)
 
     def current_stream(self, device: torch.device) -> LateStream:
         return self.now
 
     @contextmanager
     def stream(self, stream: LateStream) -> Iterator[None]:
-        self.now = stream
+        self._of_thread.stream = stream
         yield
-        self.now = self.training
-
-    def copy(self, source: Tensor) -> Tensor:
-        assert self.now is not self.training, "the copy would hold up training"
-        target = torch.full_like(source, torch.nan)
-        self.now.work.append(lambda: target.copy_(source.detach()))
-        return target
+        self._of_thread.stream = self.training
 
     def copy_all(self, targets: list[Tensor], sources: list[Tensor], non_blocking: bool) -> None:
         assert self.now is not self.training, "the copies would hold up training"
         pairs = [(target, source.detach()) for target, source in zip(targets, sources, strict=True)]
         self.now.work.extend(lambda t=target, s=source: t.copy_(s) for target, source in pairs)
+        self.queued.set()
+
+    def wait(self, copies: list[Any]) -> None:
+        self.training.wait_event(LateEvent("copies", []))
+        self.gate.set()
+        wait(copies)
 
 
 class LateTorch:
     """torch with such a device's copies."""
 
     def __init__(self, late: LateDevice) -> None:
-        self._foreach_copy_ = late.copy_all
+        self.cuda, self._foreach_copy_ = late, late.copy_all
+
+    def zeros(self, size: int, *, pin_memory: bool, **options: Any) -> Tensor:
+        return torch.zeros(size, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -102,27 +117,23 @@ class LateTorch:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
     late = LateDevice()
-    monkeypatch.setattr(device_copies, "torch", SimpleNamespace(cuda=late))
-    monkeypatch.setattr(shards, "copy_to_host", late.copy)
+    monkeypatch.setattr(host_memory, "torch", LateTorch(late))
+    monkeypatch.setattr(host_memory, "wait", late.wait)
+    monkeypatch.setattr(
+        host_memory, "stream_of_its_own", lambda device: late.stream(late.Stream(device))
+    )
     return late
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, device: LateDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def trainer(tmp_path: Path, device: LateDevice) -> Iterator[Any]:
     config = make_config(model=make_tiny_model(tmp_path, hidden=32))
     trainer = Trainer(config, CPU)
     trainer._checkpointer = Checkpointer(tmp_path, config, device=torch.device("cuda"))
     trainer.restore("", 0, 0)
     yield trainer
+    device.gate.set()
     trainer.close()
-
-
-@pytest.fixture
-def unwritten(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Snapshots that were taken; nobody writes them."""
-    taken: list[Any] = []
-    monkeypatch.setattr(trainer.checkpointer, "_write", lambda job: taken.append(job.snapshot))
-    return taken
 
 
 def update(trainer: Trainer) -> None:
@@ -130,10 +141,13 @@ def update(trainer: Trainer) -> None:
     train_step(trainer, GROUPS, 1, last=True)
 
 
-def test_the_writer_waits_for_the_copies(trainer, tmp_path):
+def test_the_writer_waits_for_the_copies(trainer, device, tmp_path):
     update(trainer)
     bits = all_bits(trainer.state)
-    path = trainer.save().result(60).path
+    saved = trainer.save()
+    assert device.queued.wait(60)
+    device.gate.set()
+    path = saved.result(60).path
     again = Trainer(trainer.config, CPU)
     again.attach(tmp_path / "again")
     again.restore(str(path), 1, 1)
@@ -149,7 +163,7 @@ def publisher(
     monkeypatch.setattr(weight_snapshot, "torch", LateTorch(device))
     place = PublishingPlace("redis://127.0.0.1:1/0", "run", "127.0.0.1")
     publisher = trainer._publisher = ReplicaPublisher(trainer.state, Replica(), CPU, place)
-    publisher._copies = device_copies.DeviceCopies(torch.device("cuda"))
+    publisher._copies = host_memory.DeviceCopies(torch.device("cuda"))
     yield publisher
     publisher.close()
 
@@ -162,11 +176,25 @@ Copies = tuple[Callable[[], Named], Callable[[], Any], Callable[[], Named]]
 def copies(request: pytest.FixtureRequest, trainer: Trainer) -> Copies:
     """The tensors that are copied, by name; has them copied; and what was copied."""
     if request.param == "checkpoint":
-        unwritten = request.getfixturevalue("unwritten")
+        checkpointer, device = trainer.checkpointer, request.getfixturevalue("device")
+
+        def save() -> None:
+            trainer.save()
+            assert device.queued.wait(60)
+
+        def saved() -> Named:
+            job = checkpointer._newest
+            files = zip(job.slices.files, job.memory.result(60), strict=True)
+            return {
+                name: copy
+                for live, memory in files
+                for name, copy in zip(live, views(memory, list(live.values())), strict=True)
+            }
+
         return (
             lambda: {name: t.detach() for name, t in named_tensors(trainer.state) if t.numel()},
-            lambda: trainer.save().result(60),
-            lambda: {name: pieces[0] for name, pieces in unwritten[0].pieces.items()},
+            save,
+            saved,
         )
     publisher = request.getfixturevalue("publisher")
     return (
