@@ -87,9 +87,7 @@ def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) 
         try:
             problem = check(toy)
             found.append(Property(name, problem, bool(problem) and of_a_fleet))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a user's code may fail in any way, or call sys.exit()
+        except (Exception, SystemExit, GeneratorExit) as error:  # a user's code may fail in any way
             found.append(Property(name, f"it raised {one_line(error)}", needed=False))
     return found
 

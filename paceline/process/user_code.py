@@ -89,9 +89,7 @@ def find(name: str) -> Any:
     # The user's module may fail in any way while it is imported, sys.exit() included.
     try:
         module = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         why = f"cannot import {module_name}: {one_line(error)}"
         if isinstance(error, ModuleNotFoundError):
             why += ". Is it installed, or in the directory you start from?"

@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -28,7 +29,7 @@ from paceline_launcher.cli.common import (
     parse_addresses,
     print_json,
 )
-from paceline_launcher.cli.up import steps_to_extend_to
+from paceline_launcher.cli.up import print_outcome, steps_to_extend_to
 from paceline_launcher.render.options import RenderOptions
 
 if TYPE_CHECKING:
@@ -224,12 +225,8 @@ def wait(config: ConfigArgument, *, given: Given, as_json: JsonOption = False) -
     if as_json:
         print_json({**summary, "run_dir": str(directory)})
     else:
-        path = directory / "summary.json"
-        typer.echo(f"{summary['status']} after {summary['steps']} steps: {path}")
-        if summary["export"]:
-            typer.echo(f"exported model: {summary['export']}")
+        print_outcome(summary, directory)
     if summary["status"] != "finished" or not summary["export"]:
-        typer.echo(f"error: {summary['reason']}", err=True)
         raise typer.Exit(1)
 
 
@@ -237,10 +234,8 @@ async def _end(settings: Config, directory: Path, addresses: list[str]) -> dict[
     from paceline.rpc.client import ControlPlane
     from paceline_launcher.launch.ending import RunWait
 
-    def note(line: str) -> None:
-        typer.echo(line, err=True)
-
     control = ControlPlane.from_config(settings, addresses, directory)
+    note = partial(typer.echo, err=True)
     try:
         extends_to = steps_to_extend_to(settings, directory)
         (directory / "summary.json").unlink(missing_ok=True)

@@ -57,8 +57,7 @@ def devices(start: Start) -> Findings:
     try:
         import torch
     except (ImportError, OSError) as error:
-        if importlib.util.find_spec("torch") is not None:
-            yield fail(f"torch cannot be imported: {error}", "Install torch again")
+        yield fail(f"torch cannot be imported: {error}", "Install torch again")
         return
     if torch.cuda.is_available():
         gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
