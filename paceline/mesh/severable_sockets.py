@@ -11,7 +11,6 @@ import ctypes
 import os
 import select
 import socket
-import stat
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -44,8 +43,9 @@ def listeners() -> dict[SocketId, Address]:
 def admit_no_more(listening: Collection[SocketId]) -> None:
     """Has the kernel drop, as a firewall does, who connects from now on. Connections stay."""
     for wanted in listening:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(wanted.descriptor)) as end:
-            end.setsockopt(socket.SOL_SOCKET, *_FILTER)
+        if (end := _duplicate(wanted.descriptor)) is not None:
+            with end, contextlib.suppress(OSError):  # a system without such filters
+                end.setsockopt(socket.SOL_SOCKET, *_FILTER)
 
 
 def connected_via(addresses: Collection[Address]) -> list[SocketId]:
@@ -118,9 +118,7 @@ def _duplicate(descriptor: int) -> socket.socket | None:
     except OSError:
         return None
     try:
-        if stat.S_ISSOCK(os.fstat(copy).st_mode):
-            return socket.socket(fileno=copy)
-    except OSError:
-        pass
-    os.close(copy)
-    return None
+        return socket.socket(fileno=copy)
+    except OSError:  # no socket
+        os.close(copy)
+        return None

@@ -25,6 +25,7 @@ def test_ranks_hear_the_leader_and_agree():
     # The store has no password: it is for this machine, and holds no configuration.
     assert said["listening"] == ["127.0.0.1"]
     assert said["config_in_store"] is False
+    assert said["admitting"] == [1, 0, 0], "the store alone"
 
 
 def test_killing_a_rank_ends_the_whole_replica():
