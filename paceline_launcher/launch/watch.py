@@ -65,12 +65,12 @@ class RunWatch:
         first, second = self.interrupts.first, self.interrupts.second
         try:
             while True:
-                if self.fleet.failed.done():
-                    return "failed", self.fleet.failed.result()
                 try:
                     run_dir = self.fleet.specs.run_dir
                     if await asyncio.to_thread(place_of, run_dir) != self._place:
                         return "failed", REMOVED.format(run_dir=run_dir)
+                    if self.fleet.failed.done():
+                        return "failed", self.fleet.failed.result()
                     for event in await asyncio.to_thread(lambda: list(self._events.records())):
                         if event["type"] != EventType.STEP_COMMITTED:  # the view shows steps
                             self.console.note(text_of(event))

@@ -137,6 +137,7 @@ async def test_a_run_whose_directory_was_replaced_has_failed(
     for again in (False, True):
         if again:
             run_dir.mkdir()
+            run.fleet.failed.set_result("policy-0 cannot be started: No such file or directory")
         async with asyncio.timeout(60.0):
             status, reason = await run.until_end(nothing())
         assert status == "failed" and f"{run_dir} was removed" in reason
