@@ -109,6 +109,7 @@ def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
 def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     train, memory, ranks = config.train, config.train.memory, config.fleet.policy_ranks
     loss, tokens = config.built_in, memory.tokens_per_microbatch
+    width = _width(trainer_dtype(config))
     models = 2 if loss is not None and loss.critic else 1
     weights, roots = models * shape.parameters, models * shape.root_parameters
     slices = 4 * shape.parameters // ranks  # Of one model, in float32
@@ -116,15 +117,16 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     host = {"loading": slices}
     (host if memory.offload_optimizer else gpu)["optimizer moments"] = 8 * weights // ranks
     if (loss is not None and loss.reference) or train.loss.kl_coef > 0:
-        (host if memory.offload_frozen else gpu)["reference"] = slices
+        frozen = slices if ranks > 1 else width * shape.parameters
+        (host if memory.offload_frozen else gpu)["reference"] = frozen
         if memory.offload_frozen and ranks == 1:
-            gpu["block of the reference"] = 4 * (shape.block_parameters + shape.root_parameters)
-    if ranks == 1:
-        gpu["weights converted by autocast"] = models * shape.weight_copies
-    else:
+            block = width * (shape.block_parameters + shape.root_parameters)
+            gpu["block of the reference"] = block
+    if ranks == 1 and width == 2:
+        gpu["copies of the weights"] = width * weights
+    elif ranks > 1:
         # FSDP2 prefetches one block, and gathers in the type in which it computes. Embeddings and
         # head stay whole until their backward.
-        width = _width(trainer_dtype(config))
         if memory.reshard_after_forward:
             gpu["gathered blocks"] = width * (2 * shape.block_parameters + roots)
         else:
@@ -162,13 +164,13 @@ def head_scratch_bytes(
     """Most bytes that scoring ``tokens`` targets of a row and its backward pass hold beside weights
     and gradients.
 
-    Four times the logits of a chunk, five with the gradient of the entropy (measured), and with
-    several chunks the gradient of the head once more. Caps and scales of logits (Gemma, Cohere,
+    Three times the logits of a chunk, four with the gradient of the entropy (measured), and with
+    several chunks the gradient of the head twice more. Caps and scales of logits (Gemma, Cohere,
     Granite) are not in it, nor are sharded heads.
     """
     chunk = min(tokens, tokens_per_chunk(vocabulary, chunk_mb))
-    logits = (5 if entropy_gradient else 4) * chunk * vocabulary * 4
-    return logits + (vocabulary * hidden * 4 if chunk < tokens else 0)
+    logits = (4 if entropy_gradient else 3) * chunk * vocabulary * 4
+    return logits + (2 * vocabulary * hidden * 4 if chunk < tokens else 0)
 
 
 def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:

@@ -28,8 +28,7 @@ class ModelShape:
     kv_elements: int  # Elements of keys and values per token, over all layers
     block_saved: int  # Bytes per token that one block keeps for its backward
     root_saved: int
-    block_inputs: int  # Bytes per token that all blocks take: float32 under autocast too
-    weight_copies: int  # Bytes of the weights that autocast converts; 0 in float32
+    block_inputs: int  # Bytes per token that all blocks take
 
 
 def trainer_dtype(config: Config) -> str:
@@ -62,9 +61,8 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     kinds = getattr(model, "_no_split_modules", None) or ()
-    blocks = [[*m.parameters()] for m in model.modules() if type(m).__name__ in kinds]
-    sizes = [sum(p.numel() for p in block) for block in blocks]
-    matrices = sum(p.numel() for block in blocks for p in block if p.ndim == 2)
+    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
+    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
     total = sum(p.numel() for p in model.parameters())
     text = config.get_text_config()
     heads, layers = text.num_attention_heads, text.num_hidden_layers
@@ -82,8 +80,7 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
         kv_elements=2 * layers * kv_heads * head_dim,
         block_saved=two - one,
         root_saved=max(0, 2 * one - two),
-        block_inputs=4 * text.hidden_size * layers,
-        weight_copies=2 * matrices if dtype == "bfloat16" else 0,
+        block_inputs=(2 if dtype == "bfloat16" else 4) * text.hidden_size * layers,
     )
 
 
@@ -101,27 +98,21 @@ def _saved(config: Any, blocks: int, dtype: str) -> int:
         return tensor
 
     def attention(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
-        """Keeps what fused attention keeps. Prompts are copied for each completion: not counted."""
-        if mixed:
-            query, key, value = (x.to(torch.bfloat16) for x in (query, key, value))
+        """Keeps what fused attention keeps. Prompts copied for each completion are not counted."""
         output = query.new_zeros((*query.shape[:-1], value.shape[-1]))
         for tensor in (query, key, value, output):
             keep(tensor)
         return output.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(_ATTENTION, attention)
-    small, mixed = copy.deepcopy(config), dtype == "bfloat16"
+    small = copy.deepcopy(config)
     small.num_hidden_layers, small.use_cache = blocks, False
     if getattr(small, "layer_types", None):
         small.layer_types = small.layer_types[:blocks]
-    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        model = AutoModel.from_config(small, attn_implementation=_ATTENTION, dtype=torch.float32)
+    precision = getattr(torch, dtype)
+    with FakeTensorMode():
+        model = AutoModel.from_config(small, attn_implementation=_ATTENTION, dtype=precision)
         model.train()
-        for name, parameter in model.named_parameters():
-            # A sharded replica gathers experts in this type. Autocast leaves their product alone,
-            # and without data it is defined in no other.
-            if mixed and ".experts." in name:
-                parameter.data = parameter.data.to(torch.bfloat16)
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
         ids = torch.zeros(1, TOKENS, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

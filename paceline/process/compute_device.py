@@ -3,9 +3,12 @@
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
@@ -73,6 +76,31 @@ def stream_of_its_own(device: torch.device) -> Iterator[None]:
     torch.cuda.set_device(device)
     with torch.cuda.stream(torch.cuda.Stream(device)):
         yield
+
+
+def to_device(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> list[Tensor]:
+    """The arrays, of one type, as tensors on ``device``: one copy, which the host does not wait
+    for. From memory that is not page-locked it would wait for all that is queued there."""
+    flat = torch.cat([torch.from_numpy(array.reshape(-1)) for array in arrays])
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def compiles(model: ModelConfig) -> bool:
+    """True if the trainer's models are compiled: ``model.compile``, which is on with CUDA."""
+    if isinstance(model.compile, bool):
+        return model.compile
+    return device_type(model.device) == "cuda"
+
+
+def attention_of(model: ModelConfig) -> str:
+    """sdpa or flex: ``model.attention``, by default what was fastest on an H200."""
+    if model.attention != "auto":
+        return model.attention
+    device = device_type(model.device)
+    return "flex" if (device, compute_dtype(model, device)) == ("cuda", "bfloat16") else "sdpa"
 
 
 def compute_dtype(model: ModelConfig, device: str, chosen: str = "auto") -> str:

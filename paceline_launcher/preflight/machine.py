@@ -100,7 +100,7 @@ def compiler(start: Start) -> Findings:
     config, names = start.config, (os.environ.get("CC"), "cc", "gcc", "clang")
     needs = {
         'rollout.engine = "vllm"': config.rollout.engine == "vllm",
-        "model.compile": config.model.compile,
+        "model.compile": config.model.compile is True,
         'model.attention = "flex"': config.model.attention == "flex",
     }
     users = " and ".join(setting for setting, needed in needs.items() if needed)

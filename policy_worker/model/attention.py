@@ -14,7 +14,7 @@ A Programming Model for Generating Optimized Attention Kernels, arXiv 2412.05496
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from policy_worker.model.row_layout import Packing, RowPattern
 from policy_worker.objectives.batch import Ints
 
 
@@ -42,7 +43,7 @@ class MicroBatch:
     """int64 [1, T]"""
     position_ids: Tensor
     """int64 [1, T]"""
-    packing: "Packing"
+    packing: Packing
     predict_from: Tensor
     """int64 [C], row positions whose output predicts each target."""
     targets: Tensor
@@ -58,71 +59,13 @@ class MicroBatch:
 
 
 BLOCKS, FLEX = "paceline_packed", "paceline_flex"
-"""Names of the two implementations of attention."""
+"""Names of the implementations of attention."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Arguments of some models (Gemma 2, gpt-oss, T5) that must not be ignored in silence."""
-SHORT_LENGTH, SHORT_HEAD = 64, 32
-"""Longest block, in tokens, and largest head dimension for attention with all scores at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Sequences that attend together: ``gather`` is int64 [N * L], positions in the row."""
-
-    gather: Tensor
-    sequences: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """The attention pattern of a row. ``collapse`` is int64 [T]: for each row token, the index of
-    its output in the concatenation of all blocks' [N * L] outputs."""
-
-    blocks: tuple[Block, ...]
-    collapse: Tensor
-    pattern: "RowPattern"
-    indices: dict[tuple[int, int], tuple[list[tuple[Tensor, Tensor]], Tensor]] = field(
-        default_factory=dict
-    )
-    """by_head() of the numbers of heads that the row's layers have."""
-
-    def by_head(self, heads: int, groups: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """For single heads [T * H, D]: int64 gathers of each block's queries [N * H * L] and
-        keys [N * Hkv * L], and of the tokens' outputs [T * H] in the blocks' concatenation."""
-        if (heads, groups) not in self.indices:
-            gathers, places, start = [], [], 0
-            for block in self.blocks:
-                shape = (block.sequences, 1, block.length)
-                tokens = block.gather.view(shape)
-                queries, keys = (
-                    (tokens * n + torch.arange(n, device=tokens.device)[:, None]).reshape(-1)
-                    for n in (heads, groups)
-                )
-                gathers.append((queries, keys))
-                place = torch.arange(start, start + len(queries), device=tokens.device)
-                place = place.view(block.sequences, heads, block.length).transpose(1, 2)
-                places.append(place.reshape(-1, heads))
-                start += len(queries)
-            collapse = torch.cat(places).index_select(0, self.collapse).reshape(-1)
-            self.indices[heads, groups] = gathers, collapse
-        return self.indices[heads, groups]
-
-
-@dataclass(frozen=True, slots=True)
-class RowPattern:
-    """The tokens of a row of T that see each other. int64 [T] each."""
-
-    group: Tensor
-    sequence: Tensor
-    """-1 for a token of a prompt, which all completions of its group see."""
-    position: Tensor
-    masks: dict[Any, Any] = field(default_factory=dict)
-    """Masks that attention derives from the pattern, for the other layers of the row."""
 
 
 def register() -> None:
-    """Makes both implementations known to transformers. One that is stays as it is: compilation
+    """Makes the implementations known to transformers. One that is stays as it is: compilation
     of blocks may have taken its function out since."""
     for name, attend in ((BLOCKS, packed_attention), (FLEX, packed_flex_attention)):
         if name not in ALL_ATTENTION_FUNCTIONS:
@@ -162,11 +105,6 @@ def packed_attention(
     # Rows of [T, H, D] and [T, Hkv, D]: these transposes undo the model's own, so they are views
     # of what its projections wrote.
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]
-    longest = max(block.length for block in packing.blocks)
-    short = longest <= min(SHORT_LENGTH, sliding_window or SHORT_LENGTH)
-    # Measured on CPUs: two batched products beat the tiled attention, by a third at best.
-    if short and query.device.type == "cpu" and query.shape[-1] <= SHORT_HEAD:
-        return _short_attention(rows, packing, scaling).unsqueeze(0), None
     outputs = []
     for block in packing.blocks:
         shape = (block.sequences, block.length)
@@ -193,30 +131,6 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float |
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
     )
-
-
-def _short_attention(rows: list[Tensor], packing: Packing, scaling: float | None) -> Tensor:
-    """Causal attention of short blocks, with all scores at once. ``rows``: query [T, H, D], key and
-    value [T, Hkv, D]; returns [T, H, D]. Single heads are gathered, so that nothing is copied to
-    change its layout; query heads that share keys are stacked, so that no key is repeated."""
-    query, key, value = rows
-    heads, dim = query.shape[1:]
-    groups = key.shape[1]
-    gathers, collapse = packing.by_head(heads, groups)
-    scale = dim**-0.5 if scaling is None else scaling
-    outputs = []
-    for block, (of_queries, of_keys) in zip(packing.blocks, gathers, strict=True):
-        n, length = block.sequences * groups, block.length
-        queries = query.reshape(-1, dim).index_select(0, of_queries).view(n, -1, dim)
-        keys, values = (
-            x.reshape(-1, dim).index_select(0, of_keys).view(n, length, dim) for x in (key, value)
-        )
-        future = torch.full((length, length), torch.finfo(query.dtype).min, dtype=query.dtype)
-        future = future.triu_(1).repeat(heads // groups, 1)
-        scores = torch.baddbmm(future, queries, keys.transpose(1, 2), alpha=scale)
-        outputs.append(torch.bmm(torch.softmax(scores, dim=-1), values).view(-1, dim))
-    flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return flat.index_select(0, collapse).view(query.shape)
 
 
 def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
@@ -248,10 +162,6 @@ def packed_flex_attention(
         given = {"scaling": scaling, "sliding_window": sliding_window, **extra}
         return packed_attention(module, query, key, value, attention_mask, **given)
     refuse_unsupported(extra)
-    if torch.is_autocast_enabled(query.device.type):
-        # Norms and rotary embeddings may have left queries and keys in float32.
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x.to(dtype) for x in (query, key, value))
     mask = row_mask(packing, sliding_window)
     given = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
     if isinstance(mask, BlockMask):

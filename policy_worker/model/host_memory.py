@@ -8,9 +8,8 @@ Training waits for the copies of a state alone, and not before its next update. 
 reserved beforehand: to have 7 GB page-locked takes seconds.
 
 Activations of a row stay in host memory from the forward pass until the backward pass needs them.
-With gradient checkpointing this is the input of each block: 4 bytes a token, block and hidden
-dimension. What a block computes again in its backward pass stays on the device, and so do the
-weights, which a linear layer saves too.
+With gradient checkpointing this is the input of each block. What a block computes again in its
+backward pass stays on the device, and so do the weights, which a linear layer saves too.
 
 Weights of a frozen model: each block's are on the device only while it computes.
 """

@@ -2,7 +2,7 @@
 errors for people."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,17 @@ from transformers.utils import logging as transformers_logging
 from paceline.config.schema import Config
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
+from paceline.process.compute_device import attention_of, compiles
 from paceline.process.structured_log import first_line
 from policy_worker.model import attention
-from policy_worker.model.heads import HEAD, Headless, make_scorer, make_value_head
+from policy_worker.model.heads import (
+    COMPILED,
+    HEAD,
+    Headless,
+    inductor,
+    make_scorer,
+    make_value_head,
+)
 from policy_worker.objectives.objective import Part
 
 
@@ -142,14 +150,15 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-_ATTENTION = {"sdpa": attention.BLOCKS, "flex": attention.FLEX}
+ATTENTION = {"sdpa": attention.BLOCKS, "flex": attention.FLEX}
+"""Names by attention_of()."""
 
 
 def _reading(config: ModelConfig) -> dict[str, Any]:
     attention.register()
     return {
         "dtype": torch.float32,
-        "attn_implementation": _ATTENTION[config.attention],
+        "attn_implementation": ATTENTION[attention_of(config)],
         "trust_remote_code": config.trust_remote_code,
     }
 
@@ -171,8 +180,8 @@ def _prepared(
                 problem = f"{first_line(error)} Set model.gradient_checkpointing = false"
                 raise ModelError(problem) from error
             _recompute(model)
-        if config.compile:
-            compile_blocks(model, blocks_of(model))
+        if compiles(config):
+            compile_model(model)
     else:
         model.requires_grad_(False)
     return model
@@ -202,7 +211,7 @@ def _recompute(model: nn.Module) -> None:
 
 def _unreadable(path: str, field: str, error: Exception, what: str) -> str:
     reason = first_line(error)
-    if any(name in reason for name in _ATTENTION.values()):
+    if any(name in reason for name in ATTENTION.values()):
         return (
             f"{field} = {path!r} cannot be trained: its layers have attention of their own (GPT-J "
             "and Falcon, for example), and rows without padding need another: name a model of "
@@ -218,13 +227,15 @@ def _unreadable(path: str, field: str, error: Exception, what: str) -> str:
     return f"{field} = {path!r} cannot be loaded as {what} ({reason}): {remedy}"
 
 
-def compile_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-    """Has each of ``blocks`` compiled at its first call, for rows of any length. To be called
-    before they are sharded. Attention stays as it is: its Python runs over the sequences of a row,
-    which differ from row to row, and a compiled copy would be made for each kind of row."""
+def compile_model(model: nn.Module) -> None:
+    """Has each of its blocks compiled at its first call, and the head of a language model, for rows
+    of any length. To be called before they are sharded. Attention stays as it is: its Python runs
+    over the sequences of a row, which differ from row to row, and a compiled copy would be made for
+    each kind of row."""
     config: Any = model.config
     name = config._attn_implementation
     ALL_ATTENTION_FUNCTIONS.register(name, torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[name]))
-    for block in blocks:
+    setattr(model, COMPILED, True)
+    for block in blocks_of(model):
         # Inside the block's gradient checkpoint, which is in its __call__.
-        block.compile(dynamic=True)
+        block.compile(dynamic=True, backend=inductor)

@@ -56,6 +56,9 @@ class TrainState:
             for name, parameter in self._stored(part)[0]:
                 yield self.part_prefix(part) + name, parameter
 
+    def parameters_of(self, part: str) -> list[nn.Parameter]:
+        return [parameter for _, parameter in self._stored(part)[0]]
+
     def weights_of(self, part: str) -> Iterator[tuple[str, Tensor]]:
         """Weights of one part under their Hugging Face names, tied ones once: parameters, then
         saved buffers. Tensors are the live ones, detached; copy them before the next commit. Of a
@@ -67,8 +70,9 @@ class TrainState:
             yield name, module._buffers[key].detach()
 
     def _stored(self, part: str) -> _Stored:
-        """Parameters, and where saved buffers are. Looked up once, because a walk over all modules
-        takes milliseconds, and between steps parameters stay the same objects."""
+        """Parameters, and where saved buffers are. Looked up once: a walk over all modules takes
+        milliseconds, parameters stay the same objects, and modules may get copies to compute with.
+        """
         if part not in self._found:
             model = self.parts[part]
             buffers = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import named_scorer
+from paceline.process.compute_device import to_device
 from policy_worker.objectives.batch import Floats, Ints, StepTotals, TokenBatch, scored_by
 
 
@@ -78,8 +79,10 @@ class PairColumns(Generic[Array]):
             raise RuntimeError(
                 "a pair is split over two rows: the objective needs whole_groups = True"
             )
-        columns = place[self.winner], place[self.loser], self.weight, self.margin
-        return PairColumns(*(torch.from_numpy(c[present]).to(device) for c in columns))
+        places = to_device([place[self.winner][present], place[self.loser][present]], device)
+        return PairColumns(
+            *places, *to_device([self.weight[present], self.margin[present]], device)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +115,18 @@ class TokenColumns(Generic[Array]):
         self, row: RowTokens, device: torch.device, reference: Tensor | None
     ) -> TokenColumns[Tensor]:
         """The tokens of one row of this batch, on ``device``."""
-        found = {name: getattr(self, name) for name in FLOATS}
-        floats = {name: c[row.token_index] for name, c in found.items() if c is not None}
-        # Stacked: one copy to the device instead of one for each.
-        stacked = torch.from_numpy(np.stack(list(floats.values()))).to(device)
-
-        def chosen(column: Array) -> Tensor:
-            return torch.from_numpy(np.asarray(column)[row.token_index]).to(device)
-
-        if reference is None and self.reference is not None:
-            reference = chosen(self.reference)
+        stored = (*FLOATS, "reference") if reference is None else FLOATS
+        found = {name: getattr(self, name) for name in stored}
+        present: dict[str, Any] = {n: column for n, column in found.items() if column is not None}
+        every = *present.values(), *self.scored.values()
+        floats = to_device([np.asarray(column)[row.token_index] for column in every], device)
+        given: dict[str, Any] = {"reference": reference}
+        given |= dict(zip(present, floats, strict=False))
         return TokenColumns(
-            **dict(zip(floats, stacked, strict=True)),
+            **given,
             sequence_of=row.sequence_of,
             sequences=len(row.sequence_index),
-            reference=reference,
-            scored={name: chosen(column) for name, column in self.scored.items()},
+            scored=dict(zip(self.scored, floats[len(present) :], strict=True)),
             pairs=None if self.pairs is None else self.pairs.of(row, device, self.sequences),
         )
 

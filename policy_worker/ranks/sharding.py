@@ -33,6 +33,7 @@ from paceline.process.structured_log import event, first_line
 from policy_worker.model.heads import HEAD
 from policy_worker.model.host_memory import buffers_to, keep_on_host
 from policy_worker.model.policy_model import ModelError, blocks_of, empty_part, load_part
+from policy_worker.model.precision import BfloatCopies
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Part
@@ -51,8 +52,7 @@ _STAYS = OffloadPolicy()
 _MIXED = MixedPrecisionPolicy(
     param_dtype=torch.bfloat16,
     reduce_dtype=torch.float32,
-    # Autocast decides what is computed in which precision, as for a replica of one rank.
-    cast_forward_inputs=False,
+    cast_forward_inputs=False,  # they are bfloat16 already
 )
 
 
@@ -111,8 +111,9 @@ def load_sharded(
             f"{longest}: name a model that takes as many, or set rollout.max_context = {limit}"
         )
     model = _load_slices(part, config, replica, device, on_progress, trainable=trainable)
-    sliced = replica.mesh is not None
-    mixed = sliced and compute_dtype(config.model, device.type) == "bfloat16"
+    # The copies that one rank trains with are made later.
+    half = replica.mesh is not None or not trainable
+    mixed = half and compute_dtype(config.model, device.type) == "bfloat16"
     try:
         probe(model, part.head, device, longest=config.longest_sequence, mixed=mixed)
     except Unfit as error:
@@ -133,6 +134,8 @@ def _load_slices(
     place = HOST if on_host else device
     if replica.mesh is None:
         model = load_part(part, config, place, trainable=trainable)
+        if not trainable and compute_dtype(config.model, device.type) == "bfloat16":
+            BfloatCopies([model]).refresh()  # and the originals go
         if on_host:
             keep_on_host(model, blocks_of(model), device)
         return model

@@ -54,15 +54,13 @@ def probe(
 ) -> None:
     """Raises Unfit. ``model``: prepared for its use, with weights; of a sharded one all ranks call
     it. ``longest``: tokens of a sequence in this run; a window that none reaches is of no matter.
-    ``mixed``: its weights are gathered in bfloat16."""
+    ``mixed``: it computes in bfloat16."""
     found = _Probe(model, head, device, longest, mixed)
-    precision = torch.autocast(device.type, torch.bfloat16, enabled=mixed)
     devices = [device] if device.type == "cuda" else []
     with (
         torch.no_grad(),
         torch.random.fork_rng(devices),
         torch.compiler.set_stance("force_eager"),
-        precision,
         _short_windows(model, longest),
         _visible_head(model, head),
     ):

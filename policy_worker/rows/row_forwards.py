@@ -20,12 +20,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from paceline.process.compute_device import compute_dtype
 from policy_worker.model.attention import MicroBatch
 from policy_worker.model.heads import score, values
 from policy_worker.model.host_memory import activations_on_host
 from policy_worker.model.policy_model import ModelError
+from policy_worker.model.precision import BfloatCopies
 from policy_worker.model.train_state import TrainState, slices_again
 from policy_worker.objectives.batch import Ints, TokenBatch
 from policy_worker.objectives.columns import TokenScores
@@ -45,6 +47,10 @@ class RowForwards:
         heads = [p for p in (*self.objective.trains, *self.objective.frozen) if p.head == "scalar"]
         self._at = {part.name: part.at for part in heads}
         self._last_tokens = "token" in self._at.values()
+        device = next(self.state.model.parameters()).device.type
+        mixed = compute_dtype(self.state.config.model, device) == "bfloat16"
+        alone = [m for m in self.state.parts.values() if not isinstance(m, FSDPModule)]
+        self.copies = BfloatCopies(alone if mixed else [])
         self._routers = self.state.config.train.loss.router_aux_loss_coef > 0
         self.experts_per_token = experts_per_token(self.state.model)
         """Experts of the main part that each token goes to; 0 if it is dense."""
@@ -67,12 +73,8 @@ class RowForwards:
         resting = self.objective.resting(scalars)
         tokens = micro.input_ids.shape[1]
         leaves = self.state.config.train.memory.offload_activations
-        # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
-        # checkpoint, and gradients arrive in float32. Its price is a cast per row.
-        device = micro.input_ids.device.type
-        mixed = compute_dtype(self.state.config.model, device) == "bfloat16"
-        precision = torch.autocast(device, torch.bfloat16, enabled=mixed)
-        with precision, activations_on_host(tokens) if leaves else nullcontext():
+        self.copies.refresh()
+        with activations_on_host(tokens) if leaves else nullcontext():
             none = torch.zeros(0, device=micro.input_ids.device)
             scores, outputs = TokenScores(none, none, none), {}
             for name, model in parts.items():

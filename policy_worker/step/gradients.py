@@ -66,6 +66,9 @@ class Gradients:
         """Elements of this rank's parameters, then the objective's sums."""
         self._sums = torch.zeros(len(self.objective.summed), device=self.device)
         self.forwards = RowForwards(self.objective, self.state, self.frozen)
+        copy_of = self.forwards.copies.copy_of
+        self.leaves = [copy_of.get(parameter, parameter) for parameter in self.parameters]
+        """Tensors whose gradient a backward completes, by parameter."""
         self._shares = RowShards(self.objective, self.state.config, self.replica)
         self._spec: StepTotals | None = None
         self._added: set[GroupKey] = set()
@@ -82,12 +85,13 @@ class Gradients:
         return [key for key in wanted if key not in self._added]
 
     def clear(self) -> None:
-        """Drops all local gradients."""
+        """Drops all local gradients. To be called whenever the state has changed or will."""
         for parameter in self.parameters:
             parameter.grad = None
         if self.replica.size > 1:
             drop_unreduced(self.state.parts.values())
         self._sums.zero_()
+        self.forwards.copies.stale = True
         self._added.clear()
         self._spec = None
         self.stats = Stats()
@@ -205,7 +209,6 @@ class Gradients:
             sums = [loss.sums[name].detach().float() for name in self.objective.summed]
             self._sums += torch.stack(sums)
         measure(self.stats, scores, loss, tokens, sampled=not self.state.config.recorded)
-        self.stats.add("loss", float(loss.total.detach()), 0.0)
 
     def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         """``loss`` with the load-balancing loss of experts, if train.loss asks for it."""

@@ -43,7 +43,6 @@ def measure_held_out(gradients: Gradients, groups: Sequence[rollout_pb2.Group]) 
             continue
         if mine:
             measure(stats, scores, loss, columns, sampled=not state.config.recorded)
-            stats.add("loss", float(loss.total), 0.0)
         gradients.on_progress()
     if gradients.replica.leads:
         stats.add("loss", 0.0, 1.0)

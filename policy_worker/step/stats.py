@@ -21,19 +21,36 @@ Entry = tuple[float, float, float]
 class Stats:
     """A table of named entries. Adding two tables is the same as having measured all in one."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    _entries: dict[str, Entry] = field(default_factory=dict)
+    _on_device: list[tuple[tuple[str, ...], Tensor]] = field(default_factory=list)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """All that was added; the first look brings what is on the device, in one transfer."""
+        waiting, self._on_device = self._on_device, []
+        if waiting:
+            numbers = torch.cat([sums for _, sums in waiting]).tolist()
+            names = (name for row, _ in waiting for name in row)
+            for name, (total, weight, largest) in zip(names, numbers, strict=True):
+                if weight or total:
+                    self.add(name, total, weight, largest if name in _MAXIMA else None)
+        return self._entries
 
     def add(self, name: str, total: float, weight: float, largest: float | None = None) -> None:
         largest = (total / weight if weight else 0.0) if largest is None else largest
-        if name in self.entries:
-            t, w, m = self.entries[name]
-            self.entries[name] = (t + total, w + weight, max(m, largest))
+        if name in self._entries:
+            t, w, m = self._entries[name]
+            self._entries[name] = (t + total, w + weight, max(m, largest))
         else:
-            self.entries[name] = (total, weight, largest)
+            self._entries[name] = (total, weight, largest)
+
+    def add_on_device(self, names: Iterable[str], sums: Tensor) -> None:
+        """``sums``: [names, 3], entries that stay on the device until somebody looks."""
+        self._on_device.append((tuple(names), sums))
 
     def set(self, name: str, value: float) -> None:
         """A single reading of this replica: weight 1."""
-        self.entries[name] = (value, 1.0, value)
+        self._entries[name] = (value, 1.0, value)
 
     def merge(self, others: Iterable[Mapping[str, Entry]]) -> None:
         for other in others:
@@ -54,6 +71,8 @@ class Stats:
         }
 
 
+_MAXIMA = {"ratio", "logprob_gap", "logprob_gap_fresh"}
+"""Entries whose maximum is that of a token; the others have that of a micro-batch's mean."""
 _STRANGE = re.compile(r"[^A-Za-z0-9_.:-]")
 _LONGEST_NAME = 48
 """Characters of a reward function's name in the names of statistics."""
@@ -80,8 +99,8 @@ def measure(
     *,
     sampled: bool = True,
 ) -> None:
-    """Adds a micro-batch's entropy, ratio, logprob_gap, kl_behaviour (if there is a policy), and
-    what the objective measured, over trained tokens.
+    """Adds a micro-batch's loss; entropy, ratio, logprob_gap, kl_behaviour (if there is a policy),
+    and what the objective measured, over trained tokens. The host waits for none of it.
 
     ratio is the importance weight trainer / behaviour, before clip, cap and masks; its sum and that
     of ratio_square give the effective sample size of the step. logprob_gap is |log-prob of the
@@ -93,34 +112,29 @@ def measure(
     """
     with torch.no_grad():
         trained = columns.trained
-        measured = {name: (values, trained) for name, values in loss.measured.items()}
-        if len(scores.before):
-            compared = {}
-            if sampled:
-                gap = (scores.before - columns.behaviour).abs()
-                weight = ratio(scores.before, columns.behaviour)
-                kl = token_kl(columns.behaviour, scores.before, "k3")
-                compared = {
-                    "ratio": (weight, trained),
-                    "ratio_square": (weight.square(), trained),
-                    "logprob_gap": (gap, trained),
-                    "logprob_gap_fresh": (gap, trained * (columns.staleness == 0)),
-                    "kl_behaviour": (kl, trained),
-                }
-            measured = {"entropy": (scores.entropy.detach(), trained), **compared, **measured}
-        for name, mean in loss.means.items():
-            if mean.values.numel():
-                ones = torch.ones_like(mean.values)
-                measured[name] = mean.values, ones if mean.weights is None else mean.weights
-        if not measured:
-            return
-        entries = [
-            torch.stack([(values * mask).sum(), mask.sum(), (values * mask).max()])
-            for values, mask in measured.values()
-        ]
-        # One transfer from the device for all of them.
-        numbers = torch.stack(entries).tolist()
-    for name, (total, count, largest) in zip(measured, numbers, strict=True):
-        if count or (name != "logprob_gap_fresh" and name not in loss.means):
-            exact_maximum = name in ("ratio", "logprob_gap", "logprob_gap_fresh")
-            stats.add(name, total, count, largest if exact_maximum else None)
+        measured = {"entropy": scores.entropy} if len(scores.before) else {}
+        masks = {}
+        if len(scores.before) and sampled:
+            gap = (scores.before - columns.behaviour).abs()
+            weight = ratio(scores.before, columns.behaviour)
+            measured |= {
+                "ratio": weight,
+                "ratio_square": weight.square(),
+                "logprob_gap": gap,
+                "logprob_gap_fresh": gap,
+                "kl_behaviour": token_kl(columns.behaviour, scores.before, "k3"),
+            }
+            masks["logprob_gap_fresh"] = trained * (columns.staleness == 0)
+        measured |= loss.measured
+        zero = torch.zeros_like(loss.total)
+        rows = [torch.stack([loss.total, zero, zero])[None]]
+        if measured:
+            mask = torch.stack([masks.get(name, trained) for name in measured])
+            values = torch.stack([column.float() for column in measured.values()]) * mask
+            rows.append(torch.stack([values.sum(-1), mask.sum(-1), values.amax(-1)], -1))
+        means = {name: mean for name, mean in loss.means.items() if mean.values.numel()}
+        for mean in means.values():
+            weights = torch.ones_like(mean.values) if mean.weights is None else mean.weights
+            total = (mean.values * weights).sum()
+            rows.append(torch.stack([total, weights.sum(), total])[None])
+        stats.add_on_device(["loss", *measured, *means], torch.cat(rows))

@@ -112,14 +112,14 @@ class Update:
         else:
             with torch.no_grad():
                 self._clip(reduced)
-                parts = zip(gradients.parameters, gradients.views(reduced), strict=True)
-                for parameter, part in parts:
+                for parameter in gradients.parameters:
                     if parameter.grad is None:
                         parameter.grad = torch.zeros_like(parameter)
-                    local_tensor(parameter.grad).copy_(part)
+                grads = [local_tensor(parameter.grad) for parameter in gradients.parameters]
+                torch._foreach_copy_(grads, gradients.views(reduced))
                 scalars = {name: float(number) for name, number in state.scalars.items()}
                 for name in gradients.objective.resting(scalars):
-                    for parameter in state.parts[name].parameters():
+                    for parameter in state.parameters_of(name):
                         parameter.grad = None  # no decay either, and no step of the moments
                 for group in state.optimizer.param_groups:
                     group["lr"] = lr * group["lr_scale"]
@@ -180,8 +180,8 @@ class Reduction:
     def during_backward(self) -> Iterator[None]:
         """The backward inside is the last one of the step: what it completes is reduced at once."""
         hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._completed, index))
-            for index, parameter in enumerate(self.gradients.parameters)
+            leaf.register_post_accumulate_grad_hook(partial(self._completed, index))
+            for index, leaf in enumerate(self.gradients.leaves)
         ]
         try:
             yield
@@ -200,8 +200,9 @@ class Reduction:
             self.mesh.wait(handle)
             progress()
 
-    def _completed(self, index: int, parameter: nn.Parameter) -> None:
+    def _completed(self, index: int, _leaf: nn.Parameter) -> None:
         """A gradient is whole; on the thread of the backward."""
+        parameter = self.gradients.parameters[index]
         if self._failure is not None or index in self.ready or parameter.grad is None:
             return
         self._views[index].copy_(local_tensor(parameter.grad))

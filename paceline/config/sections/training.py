@@ -106,12 +106,13 @@ class ModelConfig(Section):
     optimizer state are always float32."""
     gradient_checkpointing: Annotated[bool, AT_START] = False
     """Recompute activations in the backward pass: less memory, a third more compute."""
-    attention: Annotated[Literal["sdpa", "flex"], AT_START] = "sdpa"
+    attention: Annotated[Literal["auto", "sdpa", "flex"], AT_START] = "auto"
     """sdpa: PyTorch's attention, which copies a shared prompt for each completion. flex: a compiled
-    block-sparse kernel without copies, for GPUs and long shared prompts; on a CPU it is for checks
-    only."""
-    compile: Annotated[bool, AT_START] = False
-    """Compile each transformer block of the trainer with torch.compile."""
+    block-sparse kernel without copies or padding; on a CPU it is for checks only. auto: flex on
+    CUDA in bfloat16, else sdpa."""
+    compile: Annotated[bool | Literal["auto"], AT_START] = "auto"
+    """Compile each transformer block of the trainer, and its head, with torch.compile. auto: on
+    CUDA. Where it fails, the run goes on without."""
     trust_remote_code: Annotated[bool, Fixed("the model's code belongs to the run")] = False
     """Run model code that comes with the checkpoint."""
     device: Annotated[Literal["auto", "cpu", "cuda"], AT_START] = "auto"
@@ -414,8 +415,8 @@ class MemoryConfig(Section):
     offload_frozen: bool = False
     """Keep frozen models, such as the reference, in host memory but for the block that computes."""
     offload_activations: bool = False
-    """Keep what the forward pass saves in host memory. It needs model.gradient_checkpointing: 4
-    bytes a token, block and hidden dimension."""
+    """Keep what the forward pass saves in host memory. It needs model.gradient_checkpointing: 2
+    bytes in bfloat16, 4 in float32, for each token, block and hidden dimension."""
     offload_publishing: bool = False
     """Keep the weights that rollout workers fetch in host memory: two copies in the engine's type,
     divided by the ranks of the replica."""

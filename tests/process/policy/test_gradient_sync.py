@@ -55,7 +55,7 @@ def test_bfloat16_is_gathered_and_float32_is_summed_and_stored(
     half = measured["half"]
     assert half["gathered"] == ["torch.bfloat16"]
     assert half["reduced"] == half["stored"] == ["torch.float32"]
-    # As one rank with autocast, and as float32, up to the precision of bfloat16.
+    # As one rank with its copies, and as float32, up to the precision of bfloat16.
     one = ranks.run(1, "reductions", config=config_of(tmp_path, "step", "bfloat16"))
     whole = measured["step"]
     assert whole["gathered"] == ["torch.float32"]

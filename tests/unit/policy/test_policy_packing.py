@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from paceline.model_head import MIB
-from policy_worker.model import attention
+from policy_worker.model import row_layout
 from policy_worker.model.heads import score
-from policy_worker.rows import packing
 from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
 from tests.fixtures.policy_models import make_group, random_groups, tiny_network
@@ -33,9 +32,7 @@ def sequences_of(groups):
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "qwen3_moe"])
 @pytest.mark.parametrize("limit", [40, 1000])
-@pytest.mark.parametrize("short", [0, 64])
-def test_packed_rows_equal_each_sequence_alone(family, limit, short, monkeypatch):
-    monkeypatch.setattr(attention, "SHORT_LENGTH", short)
+def test_packed_rows_equal_each_sequence_alone(family, limit):
     model = tiny_network(family)
     groups = random_groups(5, group_size=3, seed=3)
     batch = decode(groups)
@@ -62,7 +59,7 @@ def test_packed_rows_equal_each_sequence_alone(family, limit, short, monkeypatch
 
 
 def test_sequences_of_very_different_lengths_get_their_own_attention_blocks(monkeypatch):
-    monkeypatch.setitem(packing.BLOCK_SCORES, "cpu", 64)
+    monkeypatch.setitem(row_layout.BLOCK_SCORES, "cpu", 64)
     model = tiny_network("qwen3")
     groups = random_groups(2, group_size=2, seed=1, longest=4) + random_groups(
         2, group_size=2, seed=2, shortest=30, longest=40
@@ -88,7 +85,7 @@ def test_attention_blocks_have_the_fewest_scores_of_all_splits_by_length(block_s
         for cuts in range(1 << (len(lengths) - 1))
     ]
     fewest = min(cost([np.flatnonzero(np.isin(full, s)) for s in split]) for split in splits)
-    blocks = packing._similar(full, block_scores)
+    blocks = row_layout.similar(full, block_scores)
     assert cost(blocks) == fewest
     assert sorted(np.concatenate(blocks)) == list(range(len(full)))
 

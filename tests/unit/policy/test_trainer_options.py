@@ -51,17 +51,6 @@ def test_flex_attention_makes_one_mask_for_layers_of_one_window():
     assert set(micro.packing.pattern.masks) == {(None, True), (8, True)}
 
 
-def test_flex_attention_computes_in_the_type_of_autocast():
-    model, micro = tiny_network("qwen3"), row()
-    found = []
-    for name in (model.config._attn_implementation, attention.FLEX):
-        attention.register()
-        model.set_attn_implementation(name)
-        with torch.autocast("cpu", torch.bfloat16):
-            found.append(score(model, micro, 1.0).logprobs.detach())
-    torch.testing.assert_close(*found, atol=5e-2, rtol=0)
-
-
 @pytest.mark.heavy
 def test_compiled_blocks_score_as_others(tmp_path):
     config = tiny_config(tmp_path).model
@@ -75,7 +64,8 @@ def test_compiled_blocks_score_as_others(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("sdpa", "paceline_packed"), ("flex", "paceline_flex")]
+    ("name", "expected"),
+    [("auto", "paceline_packed"), ("flex", "paceline_flex")],
 )
 def test_a_model_loaded_later_has_its_attention_and_brings_none_into_compilation(
     tmp_path, name, expected
@@ -111,7 +101,7 @@ def test_the_inputs_of_blocks_leave_the_device_and_no_weight_does(monkeypatch):
 
     def recorded(*shape, **options):
         made = empty(*shape, **options)
-        if "pin_memory" in options:
+        if "pin_memory" in options and made.is_floating_point():  # a row's places go the other way
             moved.append(tuple(made.shape))
         return made
 

@@ -1,0 +1,57 @@
+"""bfloat16 weights to compute with, and the float32 ones that they are copies of.
+
+    float32 weights ── once a step ──► copies in the modules ──► forward and backward of all rows
+          ▲                                                                  │
+          └── update ◄── float32 gradients ◄── each is added when complete ──┘
+
+What flows between the modules is bfloat16, too, as in the engines that sample: they compute as in a
+model that was loaded in bfloat16, and nothing is converted in a row. The ranks of a sharded replica
+gather their weights in bfloat16 to the same effect (ranks.sharding).
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import nn
+
+from policy_worker.model.heads import HEAD
+
+
+class BfloatCopies:
+    """Copies that take the place of the float32 parameters of ``models``, except of scalar heads.
+    The gradient of a copy is added to its original's when it is complete, and dropped. Buffers
+    stay: rotary frequencies would lose what tells far positions apart."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self.copy_of: dict[nn.Parameter, nn.Parameter] = {}
+        self.stale = True
+        """The weights may have changed since they were copied."""
+        for model in models:
+            keep = getattr(model, HEAD, None)
+            for module in model.modules():
+                for name, weight in module._parameters.items():
+                    if weight is not None and module is not keep:
+                        module._parameters[name] = self._copy(weight)
+
+    def _copy(self, weight: nn.Parameter) -> nn.Parameter:
+        if weight not in self.copy_of:  # tied ones stay tied
+            empty = torch.empty_like(weight, dtype=torch.bfloat16)
+            copy = self.copy_of[weight] = nn.Parameter(empty, weight.requires_grad)
+            if weight.requires_grad:
+                copy.register_post_accumulate_grad_hook(partial(_hand_over, weight))
+        return self.copy_of[weight]
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def refresh(self) -> None:
+        if self.stale and self.copy_of:
+            torch._foreach_copy_([*self.copy_of.values()], [*self.copy_of])
+        self.stale = False
+
+
+def _hand_over(weight: nn.Parameter, copy: nn.Parameter) -> None:
+    gradient, copy.grad = copy.grad, None
+    if weight.grad is None:
+        weight.grad = gradient.float()
+    else:
+        weight.grad.add_(gradient)
