@@ -2,11 +2,12 @@
 
     python -m benchmarks.gpu_check [--out FILE] [--without-fleet]
 
-Log-probs and gradients against the CPU, the trainer on Qwen3 shapes of 0.6B and 1.7B with rows of
-8k tokens, its peak memory against `paceline plan memory`, publication of weights, and a short run
-in which a rollout worker and a policy replica are killed. The run needs the other packages of
-Paceline, and is left out, with their names, if they are missing. Without a GPU everything runs on
-the CPU with a toy model. Exit status 1 if a part fails.
+Work of a row as it is dispatched; log-probs and gradients against the CPU; the trainer on Qwen3
+shapes of 0.6B, 1.7B and 4B, with rows of 8k to 32k tokens whose lengths change, each setting alone,
+and its peak memory against `paceline plan memory`; publication of weights; and a short run in which
+a rollout worker and a policy replica are killed. The run needs the other packages of Paceline, and
+is left out, with their names, if they are missing. Without a GPU everything runs on the CPU with a
+toy model. Parts that --seconds leaves no time for are left out. Exit status 1 if a part fails.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,18 @@ try:
     import torch
 
     from benchmarks.gpu_check.fleet import fleet, missing
-    from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, TOY
+    from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, TOY
     from benchmarks.gpu_check.parity import parity
-    from benchmarks.gpu_check.trainer_speed import OPTIONS, publication, trainer_speed
+    from benchmarks.gpu_check.trainer_speed import OPTIONS, publication, row_work, trainer_speed
+    from paceline.process.compute_device import pick_device
 except ModuleNotFoundError as error:
     sys.exit(
         f"the GPU check needs the package {error.name}: pip install -c constraints.txt torch "
         "transformers pydantic protobuf redis psutil tomli-w (small wheels, apart from torch)"
     )
 
-ROW_TOKENS = 8192
-TOY_ROW_TOKENS = 256
+SIZES = {QWEN3_0_6B: (8192, 16_384, 32_768), QWEN3_1_7B: (8192, 16_384), QWEN3_4B: (8192,)}
+"""Tokens of a row, by model."""
 Rows = list[dict[str, Any]]
 
 
@@ -43,8 +46,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check.json"))
     parser.add_argument("--without-fleet", action="store_true", help="no run with faults")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no part begins later")
     args = parser.parse_args()
-    found = check(with_fleet=not args.without_fleet)
+    found = check(with_fleet=not args.without_fleet, seconds=args.seconds)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(found, indent=2) + "\n")
     print(f"\nwritten to {args.out}")
@@ -52,27 +56,23 @@ def main() -> None:
         sys.exit(f"failed: {', '.join(found['failed'])}")
 
 
-def check(*, with_fleet: bool) -> dict[str, Any]:
+def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
     """Runs all parts, one after the other; a part that fails is noted, and the next one runs."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+    gpus, device = torch.cuda.device_count(), pick_device("auto")
     name = torch.cuda.get_device_name(device) if gpus else "no GPU: a toy model on the CPU"
     print(name)
     found: dict[str, Any] = {"device": name, "gpus": gpus, "torch": torch.__version__, "failed": []}
-    shapes = (
-        [(QWEN3_0_6B, ROW_TOKENS), (QWEN3_1_7B, ROW_TOKENS)] if gpus else [(TOY, TOY_ROW_TOKENS)]
-    )
+    sizes = SIZES if gpus else {TOY: (256, 512)}
+    small, lengths = next(iter(sizes.items()))
     parts: dict[str, Callable[[], Rows]] = {
         "parity": lambda: parity(device),
-        "trainer": lambda: [trainer_speed(device, shape, row) for shape, row in shapes],
-        "trainer's options": lambda: [
-            trainer_speed(device, *shapes[0], option)
-            for option in OPTIONS
-            # Compilation for a CPU takes longer than all else.
-            if gpus or option != "compiled blocks"
-        ],
-        "publication": lambda: [publication(device, shape) for shape, _ in shapes[:1]],
+        "work of a row": lambda: [row_work(device)],
     }
+    for shape, rows in sizes.items():
+        parts[f"trainer, {shape.name}"] = partial(trainer_speed, device, shape, rows)
+    for option in OPTIONS:
+        parts[f"trainer, {option}"] = partial(trainer_speed, device, small, lengths[:1], option)
+    parts["publication"] = lambda: [publication(device, small)]
     if not with_fleet:
         found["fleet_left_out"] = "--without-fleet"
     elif lacking := missing():
@@ -83,8 +83,12 @@ def check(*, with_fleet: bool) -> dict[str, Any]:
         parts["fleet"] = lambda: [fleet(device.type, count) for count in ranks]
     if why := found.get("fleet_left_out"):
         print(f"no run of a fleet: {why}")
+    start = time.perf_counter()
     for part, run in parts.items():
         begun = time.perf_counter()
+        if begun - start > seconds:
+            found[part] = [{"left out": f"{seconds:.0f} s are over"}]
+            continue
         try:
             found[part] = run()
         except Exception as error:  # whatever a machine does: the other parts say more about it

@@ -9,10 +9,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from paceline.config.schema import Config
 from paceline.ids import Step, Version
+from paceline.process.compute_device import attention_of, compiles
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer
-from policy_worker.model.policy_model import blocks_of, compile_blocks
+from policy_worker.model.policy_model import ATTENTION, compile_model
 from policy_worker.model.train_state import TrainState
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
@@ -48,6 +49,7 @@ class Shape:
 
 QWEN3_0_6B = Shape("Qwen3 0.6B", 1024, 3072, 28, 16, 8, 151_936)
 QWEN3_1_7B = Shape("Qwen3 1.7B", 2048, 6144, 28, 16, 8, 151_936)
+QWEN3_4B = Shape("Qwen3 4B", 2560, 9728, 36, 32, 8, 151_936)
 TOY = Shape("toy", 64, 192, 2, 4, 2, 512)
 
 
@@ -55,10 +57,12 @@ def run_config(
     dtype: str,
     row_tokens: int,
     *,
-    attention: str = "sdpa",
-    compiled: bool = False,
+    attention: str = "auto",
+    compiled: bool | str = "auto",
+    gradient_checkpointing: bool = False,
     **memory: object,
 ) -> Config:
+    """``row_tokens``: of a row as it is. Its limit counts a prompt once for each completion."""
     return Config.model_validate(
         {
             "model": {
@@ -66,10 +70,10 @@ def run_config(
                 "dtype": dtype,
                 "attention": attention,
                 "compile": compiled,
-                "gradient_checkpointing": row_tokens > 1024 or "offload_activations" in memory,
+                "gradient_checkpointing": gradient_checkpointing,
             },
             "data": {"path": "unused"},
-            "train": {"memory": {"tokens_per_microbatch": row_tokens, **memory}},
+            "train": {"memory": {"tokens_per_microbatch": 2 * row_tokens, **memory}},
             "rollout": {"group_size": COMPLETIONS, "max_tokens": row_tokens},
         }
     )
@@ -82,17 +86,15 @@ def make_model(shape: Shape, device: torch.device) -> nn.Module:
     with torch.device("cpu" if shape is TOY else device):
         model = AutoModelForCausalLM.from_config(shape.config, dtype=torch.float32)
     model = model.to(device)
-    model.set_attn_implementation(attention.BLOCKS)
     make_scorer(model)
     return model
 
 
 def make_gradients(model: nn.Module, config: Config, device: torch.device) -> Gradients:
-    if config.model.attention == "flex":
-        attention.register()
-        model.set_attn_implementation(attention.FLEX)  # type: ignore[operator]
-    if config.model.compile:
-        compile_blocks(model, blocks_of(model))
+    attention.register()
+    model.set_attn_implementation(ATTENTION[attention_of(config.model)])  # type: ignore[operator]
+    if compiles(config.model):
+        compile_model(model)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(  # type: ignore[operator]
             gradient_checkpointing_kwargs={"use_reentrant": False}
@@ -103,15 +105,18 @@ def make_gradients(model: nn.Module, config: Config, device: torch.device) -> Gr
 
 
 def make_group(shape: Shape, row_tokens: int, seed: int = 0) -> rollout_pb2.Group:
-    """A group that fills one row: a prompt of a sixteenth, and completions of equal length."""
+    """A group that makes one row of ``row_tokens``: a prompt of a sixteenth, and completions whose
+    lengths differ up to tenfold, from seed to seed too. Last tokens are not in the row."""
     rng = np.random.default_rng(seed)
     prompt = max(4, row_tokens // 16)
-    length = (row_tokens - prompt) // COMPLETIONS
+    cuts = np.sort(rng.random(COMPLETIONS - 1))
+    shares = 0.3 / COMPLETIONS + 0.7 * np.diff(np.r_[0.0, cuts, 1.0])
+    ends = np.r_[0, (np.cumsum(shares) * (row_tokens - prompt)).round().astype(int)]
     group = rollout_pb2.Group(
         task=common_pb2.TaskRef(task_id=f"t{seed}", attempt=1),
         prompt_tokens=rng.integers(0, shape.vocabulary, prompt).astype("<i4").tobytes(),
     )
-    for index in range(COMPLETIONS):
+    for index, length in enumerate((np.diff(ends) + 1).tolist()):
         group.completions.add(
             tokens=rng.integers(0, shape.vocabulary, length).astype("<i4").tobytes(),
             logprobs=np.full(length, -np.log(shape.vocabulary), "<f4").tobytes(),

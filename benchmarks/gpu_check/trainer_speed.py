@@ -4,11 +4,14 @@ plan, and what the publication of weights takes from training."""
 import gc
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_check.models import (
+    TOY,
     Shape,
     make_gradients,
     make_group,
@@ -20,73 +23,94 @@ from paceline.config.schema import Config
 from paceline.ids import Step, Version
 from paceline.memory_plan import memory_plan
 from paceline.model_shape import shape_of
+from paceline.v1.rollout_pb2 import Group
 from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
-from policy_worker.objectives.batch import StepTotals
+from policy_worker.objectives.batch import BadGroup, StepTotals
+from policy_worker.step.gradients import Gradients
+from testbed.dispatches import Counted
 
-STEPS = 3
+WARM, STEPS = 2, 5
+"""Steps before those that are measured: the first compiles, the second may compile again."""
 VERSIONS = 3
-PEAK_FLOPS = {
-    "H100": 989e12,
-    "H200": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "H20": 148e12,
-    "B200": 2250e12,
-}
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
 """Dense bfloat16 operations per second that NVIDIA's data sheets state, by what the device's name
 contains."""
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "flex attention": {"attention": "flex"},
-    "compiled blocks": {"compiled": True},
-    "offloaded activations": {"offload_activations": True},
+    "attention by blocks": {"attention": "sdpa"},
+    "without compilation": {"compiled": False},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "offloaded activations": {"gradient_checkpointing": True, "offload_activations": True},
 }
 """Settings of the trainer that change its speed and memory alone."""
 
 
 def trainer_speed(
-    device: torch.device, shape: Shape, row_tokens: int, option: str = "defaults"
-) -> dict[str, Any]:
-    """Steps of one row each: forward, loss, backward, clip, AdamW. ``option``: one of OPTIONS."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    device: torch.device, shape: Shape, sizes: Sequence[int], option: str = ""
+) -> list[dict[str, Any]]:
+    """For each size, steps of one row of so many tokens, whose sequences have other lengths in each
+    step: forward, loss, backward, clip, AdamW. ``option``: one of OPTIONS; by default none."""
     model = make_model(shape, device)
-    config = run_config("bfloat16", row_tokens, **OPTIONS[option])
-    gradients = make_gradients(model, config, device)
-    optimizer = gradients.state.optimizer
-    group = make_group(shape, row_tokens)
-    tokens = trained_tokens(group)
-    seconds = []
-    for step in range(1, STEPS + 2):
-        _wait(device)
-        begun = time.perf_counter()
-        totals = StepTotals(Step(step), Version(step - 1), tokens, len(group.completions))
-        gradients.begin(totals, [(group.task.task_id, group.task.attempt)])
-        gradients.add([group])
-        torch.nn.utils.clip_grad_norm_(gradients.parameters, 1.0)
-        optimizer.step()
-        gradients.clear()
-        _wait(device)
-        seconds.append(time.perf_counter() - begun)
     parameters = sum(p.numel() for p in model.parameters())
-    best = min(seconds[1:])
-    rate = row_tokens / best
-    row = {
-        "model": shape.name,
-        "parameters": parameters,
-        "row": row_tokens,
-        "with": option,
-        "step, s": best,
-        "tokens/s": rate,
-        "MFU": _mfu(device, parameters, rate),
-        **_memory(device, shape, config),
-    }
-    del model, gradients, optimizer
+    config = run_config("bfloat16", max(sizes), **OPTIONS.get(option, {}))
+    gradients = make_gradients(model, config, device)
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        groups = [make_group(shape, size, seed) for seed in range(WARM + STEPS)]
+        try:
+            steps = [_step(gradients, group) for group in groups]
+        except BadGroup as error:  # a row that does not fit
+            rows.append({"model": shape.name, "row": size, "error": str(error), "ok": False})
+            break
+        seconds = sorted(step["seconds"] for step in steps[WARM:])
+        middle = statistics.median(seconds)
+        rows.append(
+            {
+                "model": shape.name,
+                "row": size,
+                "with": option or "defaults",
+                "first step, s": steps[0]["seconds"],
+                "step, s": middle,
+                "fastest and slowest, s": (seconds[0], seconds[-1]),
+                "host in a step, s": statistics.median(step["host"] for step in steps[WARM:]),
+                "GPU busy": _busy(gradients, groups[-1], middle),
+                "tokens/s": size / middle,
+                "MFU": _mfu(device, parameters, size / middle),
+                **_memory(
+                    device, shape, run_config("bfloat16", size // 2, **OPTIONS.get(option, {}))
+                ),
+            }
+        )
     gc.collect()
-    return row
+    return rows
+
+
+def _step(gradients: Gradients, group: Group) -> dict[str, float]:
+    """Seconds of a step, and those until the host had queued all of it."""
+    device, state = gradients.device, gradients.state
+    _wait(device)
+    begun = time.perf_counter()
+    totals = StepTotals(Step(1), Version(0), trained_tokens(group), len(group.completions))
+    gradients.begin(totals, [(group.task.task_id, group.task.attempt)])
+    gradients.add([group])
+    torch.nn.utils.clip_grad_norm_(gradients.parameters, 1.0, foreach=True)
+    state.optimizer.step()
+    gradients.clear()
+    queued = time.perf_counter() - begun
+    _wait(device)
+    return {"host": queued, "seconds": time.perf_counter() - begun}
+
+
+def _busy(gradients: Gradients, group: Group, seconds: float) -> float | None:
+    """Share of a step in which the GPU computes, from the times of its kernels."""
+    if gradients.device.type != "cuda":
+        return None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        _step(gradients, group)
+    busy: float = sum(event.self_device_time_total for event in profile.key_averages())
+    return busy / 1e6 / seconds
 
 
 def _memory(device: torch.device, shape: Shape, config: Config) -> dict[str, Any]:
@@ -95,11 +119,8 @@ def _memory(device: torch.device, shape: Shape, config: Config) -> dict[str, Any
     if device.type != "cuda":
         return {"peak, GiB": None, "of the plan": None}
     parts = memory_plan(config, shape_of(shape.config, "bfloat16"))[0].gpu
-    planned = sum(
-        size
-        for name, size in parts.items()
-        if name not in ("published weights", "reduction scratch")
-    )
+    left_out = ("published weights", "reduction scratch")
+    planned = sum(size for name, size in parts.items() if name not in left_out)
     peak = torch.cuda.max_memory_allocated(device)
     return {"peak, GiB": peak / (1 << 30), "of the plan": peak / planned}
 
@@ -146,4 +167,29 @@ def publication(device: torch.device, shape: Shape) -> dict[str, Any]:
         "held by training, ms": statistics.median(held[1:]) * 1e3,
         "snapshot complete, ms": statistics.median(copied[1:]) * 1e3,
         "to the host, GB/s": statistics.median(rates[1:]) / 1e9,
+    }
+
+
+def row_work(device: torch.device, tokens: int = 256) -> dict[str, Any]:
+    """Work of a step's second row, from toy models of two and four layers in bfloat16."""
+    found = {}
+    for layers in (2, 4):
+        shape = replace(TOY, layers=layers)
+        config = run_config("bfloat16", tokens, compiled=False)
+        gradients = make_gradients(make_model(shape, device), config, device)
+        groups = [make_group(shape, tokens, seed) for seed in (0, 1)]
+        totals = StepTotals(Step(1), Version(0), sum(map(trained_tokens, groups)), 16)
+        gradients.begin(totals, [(group.task.task_id, 1) for group in groups])
+        gradients.add(groups[:1])
+        with Counted() as counted:
+            gradients.add(groups[1:])
+        found[layers] = counted.taken()
+    few, many = found[2], found[4]
+    return {
+        "dispatches, layer": (many["dispatches"] - few["dispatches"]) / 2,
+        "dispatches, rest": 2 * few["dispatches"] - many["dispatches"],
+        "conversions, layer": (many["conversions"] - few["conversions"]) / 2,
+        "conversions of weights": many["of weights"] + many["copied"],
+        "host waits": many["waits"],
+        "ok": not many["waits"] and not many["of weights"],
     }
