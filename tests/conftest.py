@@ -42,6 +42,14 @@ def settings_of_the_process() -> Iterator[None]:
     os.umask(mask)
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model for chats."""
+    from tests.fixtures.chat_model import make_chat_model
+
+    return make_chat_model(tmp_path_factory.mktemp("chat"))
+
+
 MOST_PATIENCE = 3
 """Times its limit: then a test that hangs is cut off on any machine."""
 LONGEST_FIRST = ("fleet", "process/vllm", "process/policy", "unit/simulator", "process", "unit")

@@ -28,11 +28,6 @@ openai = pytest.importorskip("openai")
 SETTINGS: dict[str, Any] = {"openai": True, "data": {"chat": True}, "group_size": 1}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_chat_model(tmp_path_factory.mktemp("chat"))
-
-
 def count_up(prompt: str) -> str:
     return f"turn {prompt.count('[assistant]')}"
 

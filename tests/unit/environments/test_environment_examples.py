@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from examples.environments.calculator import LARGEST, BadExpression, answer, calculator, evaluate
 from examples.environments.guess_number import guess_number
-from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, mask_of, staged, tokens_of
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_chat_model(tmp_path_factory.mktemp("chat"))
-
 
 # ---- calculator
 

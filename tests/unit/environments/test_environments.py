@@ -43,11 +43,6 @@ CHAT = {"data": {"chat": True}}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_chat_model(tmp_path_factory.mktemp("chat"))
-
-
-@pytest.fixture(scope="module")
 def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_chat_model(tmp_path_factory.mktemp("forgetful"), FORGETFUL)
 

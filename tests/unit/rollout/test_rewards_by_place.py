@@ -13,17 +13,11 @@ from paceline.v1 import rollout_pb2
 from rollout_worker.environments.base import EnvironmentTask, Sample, TurnRewards
 from rollout_worker.rewards.functions import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer, Scores, penalised
-from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, mask_of, staged
 from tests.fixtures.group_meta import accepted
 from tests.fixtures.policy_models import make_group
 
 HERE = "tests.unit.rollout.test_rewards_by_place"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_chat_model(tmp_path_factory.mktemp("chat"))
 
 
 def token_rewards(completion: rollout_pb2.Completion) -> dict[int, float]:
