@@ -63,6 +63,10 @@ def set_up_cuda() -> None:
     # cuDNN's attention makes a plan for every new shape, 400 ms each on an H200, and rows have new
     # shapes nearly every time. The flash kernel has no plans.
     torch.backends.cuda.enable_cudnn_sdp(False)
+    # Page-locked memory is rounded up to a power of two otherwise. Some versions of torch cannot.
+    if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        with contextlib.suppress(AttributeError, RuntimeError, ValueError):
+            torch._C._accelerator_setAllocatorSettings("pinned_max_round_threshold_mb:1")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ One change costs two bytes, as a word does: a bucket with 5 % of its words chang
 bytes.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,25 +31,61 @@ WORTH = 0.25
 
 
 def encode_delta(base: Tensor, bucket: Tensor) -> Tensor | None:
-    """uint8[m] that turns ``base`` into ``bucket``; None if the bucket had better travel whole.
-    ``base``, ``bucket``: contiguous uint8[n] on one device, n even."""
-    old, new = base.view(torch.int16), bucket.view(torch.int16)
+    """uint8[m] on the host that turns ``base`` into ``bucket``; None if the bucket had better
+    travel whole. ``base``, ``bucket``: contiguous uint8[n] on one device, n even."""
+    return encode_deltas([(base, bucket)])[0]
+
+
+def encode_deltas(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor | None]:
+    """encode_delta() of each base and bucket. However many they are, the host waits for their
+    device three times."""
+    words = [(base.view(torch.int16), bucket.view(torch.int16)) for base, bucket in pairs]
     sample = slice(None, None, _SAMPLE_STRIDE)
-    if (new[sample] != old[sample]).float().mean() > 2 * WORTH:
-        return None
-    changed = (new != old).nonzero().reshape(-1)
-    if changed.numel() * 2 > WORTH * bucket.numel():
-        return None
-    gaps = _encode_gaps(changed)
+    shares = _numbers([(new[sample] != old[sample]).float().mean() for old, new in words])
+    masks = {i: words[i][1] != words[i][0] for i, n in enumerate(shares) if n <= 2 * WORTH}
+    counts = _numbers([mask.count_nonzero() for mask in masks.values()])
+    coded = {
+        i: _coded(*words[i], torch.nonzero_static(mask, size=int(count)).view(-1))
+        for (i, mask), count in zip(masks.items(), counts, strict=True)
+        if count * 2 <= WORTH * pairs[i][1].numel()
+    }
+    deltas: list[Tensor | None] = [None] * len(pairs)
+    if coded:
+        parts = torch.cat(list(coded.values())).cpu().split([c.numel() for c in coded.values()])
+        for i, part in zip(coded, parts, strict=True):
+            delta = _trimmed(part)
+            deltas[i] = delta if delta.numel() <= WORTH * pairs[i][1].numel() else None
+    return deltas
+
+
+def _numbers(scalars: Sequence[Tensor]) -> list[float]:
+    return torch.stack(list(scalars)).tolist() if scalars else []
+
+
+def _coded(old: Tensor, new: Tensor, changed: Tensor) -> Tensor:
+    """The delta of the words ``changed``, with room for the most gaps and wide differences that
+    there may be: to know how many there are, the host would have to wait."""
+    count = changed.numel()
+    gaps = torch.diff(changed, prepend=changed.new_full((1,), -1)) - 1
+    skips = gaps // _SKIP
+    # The last byte of each gap, in an array that is filled with the skips between them.
+    ends = torch.arange(count, device=gaps.device) + skips.cumsum(0)
+    coded = gaps.new_full((count + new.numel() // _SKIP,), _SKIP, dtype=torch.uint8)
+    coded[ends] = (gaps % _SKIP).to(torch.uint8)
     # Differences wrap modulo 2**16, and so does the sum that undoes them.
     wide = new[changed] - old[changed]
     small = (wide > _WIDE) & (wide < 128)
     steps = torch.where(small, wide, _WIDE).to(torch.int8)
-    wide = wide[~small]
-    head = torch.tensor([changed.numel(), gaps.numel(), wide.numel()], dtype=torch.int64)
-    parts = (head.to(bucket.device), gaps, steps, wide)
-    delta = torch.cat([part.view(torch.uint8) for part in parts])
-    return delta if delta.numel() <= WORTH * bucket.numel() else None
+    wide = wide[torch.nonzero_static(~small, size=count, fill_value=0).view(-1)]
+    head = (gaps.new_full((), count), count + skips.sum(), (~small).sum())
+    return torch.cat([part.view(torch.uint8) for part in (torch.stack(head), coded, steps, wide)])
+
+
+def _trimmed(coded: Tensor) -> Tensor:
+    changes, gap_bytes, wides = coded[: _HEAD * 8].clone().view(torch.int64).tolist()
+    room = coded.numel() - _HEAD * 8 - 3 * changes
+    head_and_gaps, steps, wide = coded.split([_HEAD * 8 + room, changes, 2 * changes])
+    return torch.cat([head_and_gaps[: _HEAD * 8 + gap_bytes], steps, wide[: 2 * wides]])
 
 
 def apply_delta(bucket: Tensor, delta: Tensor) -> None:
@@ -72,19 +110,6 @@ def apply_delta(bucket: Tensor, delta: Tensor) -> None:
     # A copy: the wide differences may begin at an odd byte.
     differences[large] = delta[wide_at:].clone().view(torch.int16)
     words[where] += differences
-
-
-def _encode_gaps(changed: Tensor) -> Tensor:
-    """uint8: ascending positions, each as the number of unchanged words before it."""
-    first = torch.full((1,), -1, dtype=torch.int64, device=changed.device)
-    gaps = torch.diff(changed, prepend=first) - 1
-    skips = gaps // _SKIP
-    # The last byte of each gap, in an array that is filled with the skips between them.
-    ends = torch.arange(gaps.numel(), device=gaps.device) + skips.cumsum(0)
-    total = int(ends[-1]) + 1 if gaps.numel() else 0
-    coded = torch.full((total,), _SKIP, dtype=torch.uint8, device=gaps.device)
-    coded[ends] = (gaps % _SKIP).to(torch.uint8)
-    return coded
 
 
 def _decode_gaps(coded: Tensor) -> Tensor:

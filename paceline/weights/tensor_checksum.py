@@ -34,9 +34,17 @@ def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
 
 def checksum(buffer: Tensor) -> str:
     """Fingerprint of one tensor's bits and size, as 32 hexadecimal digits."""
-    size = buffer.numel() * buffer.element_size()
-    fold = _to_host([_fold(buffer.detach())])[0]
-    return hashlib.blake2b(fold, digest_size=16, salt=size.to_bytes(16, "little")).hexdigest()
+    return checksums([buffer])[0]
+
+
+def checksums(buffers: Sequence[Tensor]) -> list[str]:
+    """checksum() of each; the host waits for their device once."""
+    folds = _to_host([_fold(buffer.detach()) for buffer in buffers])
+    salts = [buffer.nbytes.to_bytes(16, "little") for buffer in buffers]
+    return [
+        hashlib.blake2b(fold, digest_size=16, salt=salt).hexdigest()
+        for fold, salt in zip(folds, salts, strict=True)
+    ]
 
 
 def _fold(tensor: Tensor) -> Tensor:

@@ -285,30 +285,39 @@ def _is_here(
 def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent | None:
     source, base, direct = granted.source, granted.base, granted.direct
     wire_bytes, beat = 0, partial(send_record, mesh, PATIENCE)
-    pinned: Tensor | None = None
+    bounce = list[Tensor]()
+    if not direct and source.flat.device.type == "cuda":
+        # A copy to memory that is not page-locked is four times as slow.
+        size = source.manifest.bucket_bytes
+        bounce = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+
+    def prepare(i: int) -> tuple[int, Tensor]:
+        """What travels of bucket ``i``; a copy to the host may be under way. A snapshot computes
+        checksum and delta when it is first asked, for all links."""
+        source.checksum(i)
+        if base is not None and (delta := source.delta(i, base)) is not None:
+            return delta.numel(), delta
+        bucket = source.bucket(i)
+        if bounce:
+            bounce.reverse()  # the other one is being sent
+            bucket = bounce[0][: bucket.numel()].copy_(bucket, non_blocking=True)
+        return WHOLE, bucket
+
+    prepared: tuple[int, Tensor] | None = None
     for i, following in zip(granted.missing, [*granted.missing[1:], None], strict=False):
         try:
             _await_bucket(mesh, source, i, life, beat)
         except GivenUp:
             send_record(mesh, ENDS)
             return None
-        bucket, delta = source.bucket(i), None if base is None else source.delta(i, base)
-        size = WHOLE if delta is None else delta.numel()
+        size, bucket = prepared or prepare(i)
+        if bounce:
+            torch.cuda.current_stream().synchronize()
         send_record(mesh, size, source.checksum(i))
-        bucket = bucket if delta is None else delta
-        if not direct and bucket.device.type == "cuda":
-            # Reused: the bucket before has been sent. A copy to memory that is not pinned is four
-            # times as slow.
-            if pinned is None or pinned.numel() < bucket.numel():
-                pinned = torch.empty(bucket.numel(), dtype=torch.uint8, pin_memory=True)
-            bucket = pinned[: bucket.numel()].copy_(bucket)
-        sending = mesh.send_async(bucket if direct else bucket.cpu(), RECEIVER)
+        sending = mesh.send_async(bucket, RECEIVER)
+        prepared = None
         if following is not None and _is_there(source, following):
-            # A snapshot computes these when it is first asked: while the bucket before is on its
-            # way.
-            source.checksum(following)
-            if base is not None:
-                source.delta(following, base)
+            prepared = prepare(following)  # while that one is on its way
         wire_bytes += bucket.numel()
         mesh.wait(sending)
     staged = version_in(recv_frame(mesh, RECEIVER))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 
 from paceline.weights.arriving_weights import WeightSource, fingerprint
-from paceline.weights.bucket_delta import encode_delta
-from paceline.weights.tensor_checksum import checksum
+from paceline.weights.bucket_delta import encode_deltas
+from paceline.weights.tensor_checksum import checksums
 from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShard
 
 BUCKET_BYTES = 16 << 20
+_AT_ONCE = {"cuda": 4}
+"""Buckets that are summed up or compared at once, by device: each time the host waits for it. A
+delta takes some 60 MiB meanwhile. On a CPU nobody waits, and the first bucket leaves sooner."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,16 @@ class WeightSnapshot(WeightSource):
     def checksum(self, index: int) -> str:
         """Checksum of one bucket; computed once, however many links the snapshot goes over."""
         if index not in self._checksums:
-            self._checksums[index] = checksum(self.bucket(index))
+            near = self._next(index, self._checksums)
+            found = checksums([self.bucket(i) for i in near])
+            self._checksums.update(zip(near, found, strict=True))
         return self._checksums[index]
+
+    def _next(self, index: int, done: Collection[int]) -> list[int]:
+        """Bucket ``index`` and those after it that are computed with it."""
+        share = self.share.buckets(self.manifest)
+        rest = (i for i in share[share.index(index) :] if i not in done)
+        return list(itertools.islice(rest, _AT_ONCE.get(self.flat.device.type, 1)))
 
     @property
     def fingerprint(self) -> str:
@@ -161,8 +173,9 @@ class WeightSnapshot(WeightSource):
         goes over."""
         with self._lock:
             if index not in self._deltas:
-                delta = encode_delta(base.bucket(index), self.bucket(index))
-                self._deltas[index] = None if delta is None else delta.cpu()
+                near = self._next(index, self._deltas)
+                deltas = encode_deltas([(base.bucket(i), self.bucket(i)) for i in near])
+                self._deltas.update(zip(near, deltas, strict=True))
             return self._deltas[index]
 
 

@@ -139,7 +139,7 @@ class Checkpointer:
             writer=writer,
             path=self._root / f"step-{state.step:06d}.{writer}",
             slices=slices,
-            memory=self._copies.take(slices.blocks),
+            copies=self._copies.take([*slices.tensors.values()]),
             groups=groups,
             digest=digest,
             begun=begun,
@@ -149,7 +149,7 @@ class Checkpointer:
 
     def reserve(self, state: TrainState) -> None:
         """Has the memory of a checkpoint ready when the first one is due. Returns at once."""
-        self._copies.reserve(StateSlices.of(state, self._replica.rank).blocks)
+        self._copies.reserve([*StateSlices.of(state, self._replica.rank).tensors.values()])
 
     def before_change(self) -> None:
         """Blocks until the copies under way are complete: the state may be changed then."""
@@ -290,11 +290,11 @@ class Checkpointer:
                 raise
 
     def _write_mine(self, job: _Job, partial: Path) -> dict[str, Any]:
-        memory = job.memory.result()
+        copies = job.copies.result()
         try:
-            return write_shards(job.slices, memory, partial, self._replica.rank)
+            return write_shards(job.slices, copies, partial, self._replica.rank)
         finally:
-            self._copies.give_back(memory)
+            self._copies.give_back(copies)
 
     def _meta(self, job: _Job, files: dict[str, Any]) -> dict[str, Any]:
         model = self._config.model
@@ -370,7 +370,7 @@ class _Job:
     writer: str
     path: Path
     slices: StateSlices
-    memory: Future[list[Tensor]]
+    copies: Future[list[Tensor]]
     groups: list[dict[str, Any]]
     digest: str
     begun: float

@@ -30,7 +30,6 @@ from torch.distributed.tensor import DTensor
 from paceline.payloads.transfer_limits import slices
 from paceline.process.files import sync_file
 from policy_worker.checkpoint.atomic_directory import fingerprint
-from policy_worker.model.host_memory import views
 from policy_worker.model.train_state import TrainState
 
 FILE_BYTES = 1 << 30
@@ -46,53 +45,48 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 class StateSlices:
     """The slices that one rank has to write, and the shapes of the tensors that they are of."""
 
-    files: list[dict[str, Tensor]]
+    tensors: dict[str, Tensor]
     offsets: dict[str, tuple[int, ...]]
     shapes: dict[str, torch.Size]
 
     @classmethod
     def of(cls, state: TrainState, rank: int) -> "StateSlices":
         """The live ones; of tensors that every rank holds whole, rank 0 has all."""
-        mine, offsets, shapes = dict[str, Tensor](), dict[str, tuple[int, ...]](), {}
+        mine = cls({}, {}, {})
         for name, tensor in named_tensors(state):
             if tensor.numel() == 0:
                 continue
-            shapes[name] = tensor.shape
+            mine.shapes[name] = tensor.shape
             local, offset = _slice_of(tensor)
             if local.numel() and (not rank or isinstance(tensor, DTensor)):
-                mine[name], offsets[name] = local.detach(), offset
-        files = slices(((name, piece.nbytes) for name, piece in mine.items()), FILE_BYTES)
-        return cls([{name: mine[name] for name in names} for names in files], offsets, shapes)
-
-    @property
-    def blocks(self) -> list[list[Tensor]]:
-        return [list(file.values()) for file in self.files]
+                mine.tensors[name], mine.offsets[name] = local.detach(), offset
+        return mine
 
 
 def write_shards(
-    state: StateSlices, memory: Sequence[Tensor], directory: Path, rank: int
+    mine: StateSlices, copies: Sequence[Tensor], directory: Path, rank: int
 ) -> dict[str, dict[str, int]]:
-    """Writes and fsyncs the copies of the slices in ``memory``, a block a file. Returns the
-    fingerprints of the files."""
+    """Writes and fsyncs the ``copies`` of the slices. Returns the fingerprints of the files."""
+    named = dict(zip(mine.tensors, copies, strict=True))
+    files = list(slices(((name, copy.nbytes) for name, copy in named.items()), FILE_BYTES))
 
     def write(number: int) -> tuple[str, dict[str, int]]:
-        live = state.files[number]
-        copies = dict(zip(live, views(memory[number], list(live.values())), strict=True))
-        offsets = {name: {"saved_offsets": state.offsets[name]} for name in live}
+        names = files[number]
+        offsets = {name: {"saved_offsets": mine.offsets[name]} for name in names}
         # What HuggingFaceStorageReader looks for in the header.
         header = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
-        count = f"{number + 1:05d}-of-{len(state.files):05d}"
+        count = f"{number + 1:05d}-of-{len(files):05d}"
         path = directory / f"shard-{rank + 1:05d}-model-{count}.safetensors"
-        # Not by way of bytes: that would hold up Python, and so training, for seconds a GiB.
         try:
-            save_file(copies, path, header)
+            # Not by way of bytes: that would hold up Python, and so training, for seconds a GiB.
+            save_file({name: named[name] for name in names}, path, header)
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from error
         sync_file(path)
         return path.name, fingerprint(path)
 
     with ThreadPoolExecutor(WRITERS, "checkpoint-file") as pool:
-        return dict(pool.map(write, range(len(state.files))))
+        return dict(pool.map(write, range(len(files))))
 
 
 def read_shards(

@@ -58,10 +58,6 @@ class DeviceCopies:
             self._newest = None
 
 
-Blocks = Sequence[Sequence[Tensor]]
-"""Tensors, by the block of host memory that their copies share."""
-
-
 class HostCopies:
     """Copies in host memory of a state that stays as it is until the next update. A thread makes
     them, on a stream of its own; other methods are called from the thread that trains."""
@@ -71,66 +67,54 @@ class HostCopies:
         self._thread = ThreadPoolExecutor(1, "state-copies")
         self._newest: Future[list[Tensor]] | None = None
         self._free: list[Tensor] = []
-        """Memory of one state that nobody needs now."""
+        """Copies of one state that nobody needs any more."""
         self._reserved = False
 
-    def reserve(self, blocks: Blocks) -> None:
-        """Takes the memory of such a state beside training, unless it was taken before."""
+    def reserve(self, state: Sequence[Tensor]) -> None:
+        """Takes the memory of its copies beside training, unless it was taken before."""
         if not self._reserved:
             self._reserved = True
-            sizes = [sum(map(_room, block)) for block in blocks]
-            self._thread.submit(lambda: self.give_back(self._memory(sizes)))
+            self._thread.submit(lambda: self.give_back(self._memory(state)))
 
-    def take(self, blocks: Blocks) -> Future[list[Tensor]]:
-        """The blocks of memory, uint8, once the copies are complete; ``views`` are the copies."""
+    def take(self, state: Sequence[Tensor]) -> Future[list[Tensor]]:
+        """The copies, once they are complete."""
         ready, self._reserved = None, True
         if self._device.type == "cuda":
             ready = torch.cuda.current_stream(self._device).record_event()
-        self._newest = self._thread.submit(self._copy, blocks, ready)
+        self._newest = self._thread.submit(self._copy, state, ready)
         return self._newest
 
     def before_change(self) -> None:
-        """Blocks until the sources may be overwritten."""
+        """Blocks until the state may be overwritten."""
         if self._newest is not None:
             wait([self._newest])
             self._newest = None
 
-    def give_back(self, memory: list[Tensor]) -> None:
-        """Any thread: its copies are no longer in use."""
-        self._free = memory
+    def give_back(self, copies: list[Tensor]) -> None:
+        """Any thread: they are no longer in use."""
+        self._free = copies
 
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _copy(self, blocks: Blocks, ready: Any) -> list[Tensor]:
-        memory = self._memory([sum(map(_room, block)) for block in blocks])
+    def _copy(self, state: Sequence[Tensor], ready: Any) -> list[Tensor]:
+        copies = self._memory(state)
         with stream_of_its_own(self._device):
             if ready is not None:
                 torch.cuda.current_stream(self._device).wait_event(ready)
-            for block, space in zip(blocks, memory, strict=True):
-                torch._foreach_copy_(views(space, block), list(block), non_blocking=True)
+            torch._foreach_copy_(copies, list(state), non_blocking=True)
             if ready is not None:
                 torch.cuda.current_stream(self._device).synchronize()
-        return memory
+        return copies
 
-    def _memory(self, sizes: list[int]) -> list[Tensor]:
-        found, self._free = self._free, []
-        if [block.numel() for block in found] == sizes:
-            return found
-        del found
+    def _memory(self, state: Sequence[Tensor]) -> list[Tensor]:
+        free, self._free = self._free, []
+        if [(t.shape, t.dtype) for t in free] == [(t.shape, t.dtype) for t in state]:
+            return free
+        del free
         # Zeroed, so that its pages are there before the copies.
-        page_locked = self._device.type == "cuda"
-        return [torch.zeros(size, dtype=torch.uint8, pin_memory=page_locked) for size in sizes]
-
-
-def views(memory: Tensor, block: Sequence[Tensor]) -> list[Tensor]:
-    """The copies of ``block`` in its ``memory``."""
-    parts = zip(memory.split([_room(tensor) for tensor in block]), block, strict=True)
-    return [part[: like.nbytes].view(like.dtype).view(like.shape) for part, like in parts]
-
-
-def _room(tensor: Tensor) -> int:
-    return -(-int(tensor.nbytes) // 64) * 64
+        locked = self._device.type == "cuda"
+        return [torch.zeros(t.shape, dtype=t.dtype, pin_memory=locked) for t in state]
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:

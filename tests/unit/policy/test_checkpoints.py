@@ -136,7 +136,7 @@ def test_a_checkpoint_is_copied_to_the_memory_of_the_one_before(config, checkpoi
     checkpointer.reserve(state)
     for _ in range(3):
         checkpointer.save_async(state).result(30)
-        places.add(tuple(m.data_ptr() for m in checkpointer._newest.memory.result()))
+        places.add(tuple(t.data_ptr() for t in checkpointer._newest.copies.result()))
     assert len(places) == 1
 
 

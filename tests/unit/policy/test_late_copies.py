@@ -18,7 +18,6 @@ from paceline.weights import weight_snapshot
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.shards import named_tensors
 from policy_worker.model import host_memory
-from policy_worker.model.host_memory import views
 from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.rows.replica import Replica
 from policy_worker.trainer import Trainer
@@ -107,8 +106,8 @@ class LateTorch:
     def __init__(self, late: LateDevice) -> None:
         self.cuda, self._foreach_copy_ = late, late.copy_all
 
-    def zeros(self, size: int, *, pin_memory: bool, **options: Any) -> Tensor:
-        return torch.zeros(size, **options)
+    def zeros(self, shape: Any, *, pin_memory: bool, **options: Any) -> Tensor:
+        return torch.zeros(shape, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -184,12 +183,7 @@ def copies(request: pytest.FixtureRequest, trainer: Trainer) -> Copies:
 
         def saved() -> Named:
             job = checkpointer._newest
-            files = zip(job.slices.files, job.memory.result(60), strict=True)
-            return {
-                name: copy
-                for live, memory in files
-                for name, copy in zip(live, views(memory, list(live.values())), strict=True)
-            }
+            return dict(zip(job.slices.tensors, job.copies.result(60), strict=True))
 
         return (
             lambda: {name: t.detach() for name, t in named_tensors(trainer.state) if t.numel()},

@@ -23,6 +23,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(
         torch.backends.cuda, "enable_cudnn_sdp", lambda on: seen.update(cudnn_attention=on)
     )
+    monkeypatch.setattr(
+        torch._C, "_accelerator_setAllocatorSettings", lambda to: seen.update(allocator=to)
+    )
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR"):
         monkeypatch.setenv(f"TORCH_NCCL_{name}", "1")
     return seen
@@ -37,6 +43,10 @@ def test_a_cuda_device_has_an_index(
     assert gpus["current"] == index
     assert gpus["cudnn_attention"] is False
     assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+    assert "pinned_max_round" in gpus.pop("allocator")
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "backend:native"
+    pick_device(desired, number)
+    assert "allocator" not in gpus, "a user's own settings stay"
 
 
 def test_the_cpu_is_taken_if_it_is_asked_for(gpus: dict[str, Any]) -> None:

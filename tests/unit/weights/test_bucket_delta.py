@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.weights.bucket_delta import WORTH, apply_delta, encode_delta
+from paceline.weights.bucket_delta import WORTH, apply_delta, encode_delta, encode_deltas
+from paceline.weights.tensor_checksum import checksum, checksums
 from paceline.weights.weight_manifest import WeightsRefused
 
 WORDS = 5_000
@@ -66,6 +67,20 @@ def test_a_step_of_adamw_at_a_small_learning_rate_takes_a_twentieth_of_the_bytes
         assert torch.equal(base, new)
     assert max(shares) < 0.05, shares
     assert min(shares) > 0, "nothing was trained"
+
+
+def test_several_buckets_at_once_have_the_deltas_and_checksums_of_each() -> None:
+    bases = [bucket(random_words(i, WORDS + i)) for i in range(5)]
+    news = [base.clone() for base in bases]
+    for new, changed in zip(news, (0, 1, 300, WORDS, 2_400), strict=True):
+        new.view(torch.int16)[torch.randperm(WORDS)[:changed]] += 200
+    pairs = list(zip(bases, news, strict=True))
+    for together, (base, new) in zip(encode_deltas(pairs), pairs, strict=True):
+        alone = encode_delta(base, new)
+        assert (together is None) == (alone is None)
+        assert together is None or torch.equal(together, alone)
+    assert [d is None for d in encode_deltas(pairs)] == [False, False, False, True, True]
+    assert checksums(news) == [checksum(new) for new in news]
 
 
 def test_a_delta_never_takes_more_than_it_is_worth() -> None:
