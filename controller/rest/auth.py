@@ -152,9 +152,6 @@ class RestAuth:
         self._answers = {o: Answers(self.app, OWNERS_REST if o else REST) for o in (True, False)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         request = Request(scope)
         headers = self._headers(request)
 

@@ -157,8 +157,6 @@ def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def _read(path: Path) -> str:
     try:
-        if not path.is_file():
-            return path.read_text()  # such as a pipe
         # It names code that will run. Code of the directory where somebody starts Paceline runs
         # anyway: in a container, root often works in a directory of the host's user.
         content = read_ours(path, linked=True, trusted=Path.cwd().stat().st_uid)

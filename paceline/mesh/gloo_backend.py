@@ -61,8 +61,7 @@ class GlooBackend:
         with _forming:
             before = severable_sockets.listeners()
             device = dist.ProcessGroupGloo.create_device(**place)
-            found = severable_sockets.listeners().items()
-            mine = {listener: address for listener, address in found if listener not in before}
+            mine = dict(severable_sockets.listeners().items() - before.items())
         here = json.dumps([*mine.values()]).encode()
         for raw in meeting.exchange("gloo", member.rank, here, member.size):
             self._addresses.update((str(h), int(p)) for h, p in json.loads(raw))

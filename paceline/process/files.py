@@ -71,8 +71,7 @@ def read_ours(path: Path, *, linked: bool = False, trusted: int = 0) -> bytes:
     if linked:
         _judge_link(path, trusted)
     try:
-        no_link = 0 if linked else os.O_NOFOLLOW
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | no_link)
+        descriptor = os.open(path, os.O_RDONLY | (0 if linked else os.O_NOFOLLOW))
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotOurs(f"{path} is a symbolic link: {_REMEDY}") from None

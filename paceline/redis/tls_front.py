@@ -45,7 +45,7 @@ MOST_LOGINS = 256
 _COUNT = re.compile(rb"\*([2-9])\r\n")
 _SIZE = re.compile(rb"\$(\d{1,3})\r\n")
 _ENDED = (
-    *(OSError, ssl.SSLError, TimeoutError, asyncio.CancelledError),
+    *(OSError, ssl.SSLError, TimeoutError),
     *(asyncio.IncompleteReadError, asyncio.LimitOverrunError),
 )
 
@@ -120,23 +120,21 @@ async def _serve(listener: socket.socket, home: Path, server: Path) -> None:
     context.load_cert_chain(home / "front.pem")
     turns = asyncio.Semaphore(MOST_LOGINS)
     most = min(MOST_STRANGERS, open_files_limit() // 4)
-    strangers: dict[asyncio.Task[None], None] = {}  # in the order in which they came
+    strangers: dict[asyncio.Timeout, None] = {}  # in the order in which they came
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
         if len(strangers) >= most:
             oldest = next(iter(strangers))
-            oldest.cancel()
+            oldest.reschedule(0.0)
             del strangers[oldest]
-        strangers[task] = None
         with contextlib.suppress(*_ENDED), contextlib.closing(writer):
-            try:
-                async with asyncio.timeout(FIRST_S):
+            async with asyncio.timeout(FIRST_S) as limit:
+                strangers[limit] = None
+                try:
                     await writer.start_tls(context)
                     login = await _login(reader)
-            finally:
-                strangers.pop(task, None)
+                finally:
+                    strangers.pop(limit, None)
             if login:
                 await _relay(login, reader, writer, server, turns)
 
