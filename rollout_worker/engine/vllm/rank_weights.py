@@ -13,6 +13,7 @@ whole."""
 
 import asyncio
 import fcntl
+import functools
 import itertools
 import json
 import mmap
@@ -210,11 +211,21 @@ def _on(device: torch.device, tensors: Mapping[_Name, Tensor]) -> dict[_Name, Te
     if device.type != "cuda":
         return {name: tensor.clone() for name, tensor in tensors.items()}
     free, _ = torch.cuda.mem_get_info(device)
+    # What torch keeps of the versions before is room, too: on one stream it is used again.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if size > free * _ROOM:
         return None
-    # A separate stream: on the engine's, the copies would delay its kernels.
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    stream = _stream(device)
+    try:
+        with torch.cuda.stream(stream):
+            moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    except torch.OutOfMemoryError:  # it keeps it for something else
+        return None
     stream.synchronize()
     return moved
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """A separate stream: on the engine's, the copies would delay its kernels."""
+    return torch.cuda.Stream(device)
