@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_check [--out FILE] [--without-fleet]
 
-Work of a row as it is dispatched; log-probs and gradients against the CPU; the trainer on Qwen3
+Log-probs and gradients against the CPU; the trainer on Qwen3
 shapes of 0.6B, 1.7B and 4B, with rows of 8k to 32k tokens whose lengths change, each setting alone,
 and its peak memory against `paceline plan memory`; publication of weights; and a short run in which
 a rollout worker and a policy replica are killed. The run needs the other packages of Paceline, and
@@ -25,7 +25,7 @@ try:
     from benchmarks.gpu_check.fleet import fleet, missing
     from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, TOY
     from benchmarks.gpu_check.parity import parity
-    from benchmarks.gpu_check.trainer_speed import OPTIONS, publication, row_work, trainer_speed
+    from benchmarks.gpu_check.trainer_speed import OPTIONS, publication, trainer_speed
     from paceline.process.compute_device import pick_device
 except ModuleNotFoundError as error:
     sys.exit(
@@ -66,7 +66,6 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
     small, lengths = next(iter(sizes.items()))
     parts: dict[str, Callable[[], Rows]] = {
         "parity": lambda: parity(device),
-        "work of a row": lambda: [row_work(device)],
     }
     for shape, rows in sizes.items():
         parts[f"trainer, {shape.name}"] = partial(trainer_speed, device, shape, rows)

@@ -5,13 +5,11 @@ import gc
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_check.models import (
-    TOY,
     Shape,
     make_gradients,
     make_group,
@@ -27,7 +25,6 @@ from paceline.v1.rollout_pb2 import Group
 from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
 from policy_worker.objectives.batch import BadGroup, StepTotals
 from policy_worker.step.gradients import Gradients
-from testbed.dispatches import Counted
 
 WARM, STEPS = 2, 5
 """Steps before those that are measured: the first compiles, the second may compile again."""
@@ -167,29 +164,4 @@ def publication(device: torch.device, shape: Shape) -> dict[str, Any]:
         "held by training, ms": statistics.median(held[1:]) * 1e3,
         "snapshot complete, ms": statistics.median(copied[1:]) * 1e3,
         "to the host, GB/s": statistics.median(rates[1:]) / 1e9,
-    }
-
-
-def row_work(device: torch.device, tokens: int = 256) -> dict[str, Any]:
-    """Work of a step's second row, from toy models of two and four layers in bfloat16."""
-    found = {}
-    for layers in (2, 4):
-        shape = replace(TOY, layers=layers)
-        config = run_config("bfloat16", tokens, compiled=False)
-        gradients = make_gradients(make_model(shape, device), config, device)
-        groups = [make_group(shape, tokens, seed) for seed in (0, 1)]
-        totals = StepTotals(Step(1), Version(0), sum(map(trained_tokens, groups)), 16)
-        gradients.begin(totals, [(group.task.task_id, 1) for group in groups])
-        gradients.add(groups[:1])
-        with Counted() as counted:
-            gradients.add(groups[1:])
-        found[layers] = counted.taken()
-    few, many = found[2], found[4]
-    return {
-        "dispatches, layer": (many["dispatches"] - few["dispatches"]) / 2,
-        "dispatches, rest": 2 * few["dispatches"] - many["dispatches"],
-        "conversions, layer": (many["conversions"] - few["conversions"]) / 2,
-        "conversions of weights": many["of weights"] + many["copied"],
-        "host waits": many["waits"],
-        "ok": not many["waits"] and not many["of weights"],
     }

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -104,7 +105,9 @@ def attention_of(model: ModelConfig) -> str:
     if model.attention != "auto":
         return model.attention
     device = device_type(model.device)
-    return "flex" if (device, compute_dtype(model, device)) == ("cuda", "bfloat16") else "sdpa"
+    compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))  # for Triton
+    fits = device == "cuda" and compute_dtype(model, device) == "bfloat16"
+    return "flex" if fits and compiler else "sdpa"
 
 
 def compute_dtype(model: ModelConfig, device: str, chosen: str = "auto") -> str:

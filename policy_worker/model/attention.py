@@ -60,6 +60,8 @@ class MicroBatch:
 
 BLOCKS, FLEX = "paceline_packed", "paceline_flex"
 """Names of the implementations of attention."""
+SMALLEST_HEAD = 16
+"""Dimensions of a head that the kernel of flex attention takes."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Arguments of some models (Gemma 2, gpt-oss, T5) that must not be ignored in silence."""
 
@@ -106,7 +108,8 @@ def packed_attention(
     # of what its projections wrote.
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]
     outputs = []
-    for block in packing.blocks:
+    blocks, collapse = packing.blocks
+    for block in blocks:
         shape = (block.sequences, block.length)
         q, k, v = (
             row.index_select(0, block.gather).view(*shape, *row.shape[1:]).transpose(1, 2)
@@ -116,7 +119,7 @@ def packed_attention(
         out = _sdpa(q, k, v, mask, scaling).transpose(1, 2)
         outputs.append(out.reshape(block.sequences * block.length, *out.shape[2:]))
     flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return flat.index_select(0, packing.collapse).unsqueeze(0), None
+    return flat.index_select(0, collapse).unsqueeze(0), None
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
@@ -158,8 +161,8 @@ def packed_flex_attention(
     packed_attention(). On a GPU the kernel is compiled at the first row. PyTorch has none for CPUs
     with a backward pass: there the same mask is dense, which is right for checks and slow for long
     rows."""
-    if packing is None:
-        given = {"scaling": scaling, "sliding_window": sliding_window, **extra}
+    if packing is None or (query.is_cuda and query.shape[-1] < SMALLEST_HEAD):
+        given = {"scaling": scaling, "sliding_window": sliding_window, "packing": packing, **extra}
         return packed_attention(module, query, key, value, attention_mask, **given)
     refuse_unsupported(extra)
     mask = row_mask(packing, sliding_window)

@@ -1,8 +1,5 @@
 """Layout of a packed row, and the forms of it that attention asks for: blocks of sequences of
-similar length, a pattern for one mask, or sequences side by side.
-
-A form is made when the first layer asks for it, on the host, and is copied to the device without
-waiting for it.
+similar length, or a pattern for one mask. A form is made when the first layer asks for it.
 """
 
 from dataclasses import dataclass, field
@@ -61,18 +58,10 @@ class Packing:
     position: Tensor
     """int64 [T], on the device: position of each token in its sequence."""
 
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        return self._blocks[0]
-
-    @property
-    def collapse(self) -> Tensor:
-        """int64 [T]: for each row token, the index of its output in the concatenation of all
-        blocks' [N * L] outputs."""
-        return self._blocks[1]
-
     @cached_property
-    def _blocks(self) -> tuple[tuple[Block, ...], Tensor]:
+    def blocks(self) -> tuple[tuple[Block, ...], Tensor]:
+        """The blocks, and int64 [T]: for each row token, the index of its output in the
+        concatenation of all blocks' [N * L] outputs."""
         full = self.prompt + self.inputs
         collapse = np.empty(len(self.position), dtype=np.int64)
         grids: list[Ints] = []
@@ -100,18 +89,11 @@ class Packing:
         pairs = zip(gathers, grids, strict=True)
         return tuple(Block(gather, *grid.shape) for gather, grid in pairs), places
 
-    @property
-    def _groups(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """The group of each sequence; places of all prompts' tokens, and of all completions'; and
-        the sequence that each group begins with."""
-        heads = np.flatnonzero(self.first)
-        prompts, _ = ranges(self.prompt_start[heads], self.prompt[heads])
-        completions, _ = ranges(self.row_start, self.inputs)
-        return np.cumsum(self.first) - 1, prompts, completions, heads
-
     @cached_property
     def pattern(self) -> RowPattern:
-        number, prompts, completions, heads = self._groups
+        heads, number = np.flatnonzero(self.first), np.cumsum(self.first) - 1
+        prompts, _ = ranges(self.prompt_start[heads], self.prompt[heads])
+        completions, _ = ranges(self.row_start, self.inputs)
         group, sequence = np.empty((2, len(self.position)), dtype=np.int64)
         group[prompts], sequence[prompts] = np.repeat(number[heads], self.prompt[heads]), -1
         group[completions] = np.repeat(number, self.inputs)

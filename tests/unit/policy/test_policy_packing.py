@@ -66,7 +66,7 @@ def test_sequences_of_very_different_lengths_get_their_own_attention_blocks(monk
     )
     batch = decode(groups)
     micro = pack(batch, np.arange(8), CPU)
-    assert len(micro.packing.blocks) > 1
+    assert len(micro.packing.blocks[0]) > 1
     got = score(model, micro, 1.0).logprobs
     expected = torch.cat([alone(model, p, c, 1.0)[0] for p, c in sequences_of(groups)])
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)

@@ -1,12 +1,15 @@
 """What a row costs the host, and the kernels that save it work: no wait, no conversion of weights,
 few graphs, and the numbers of plain attention and of a plain softmax."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu_check.models import TOY, make_group, make_model, run_config
+from benchmarks.gpu_check.models import make_gradients as make_gradients_of
 from policy_worker.model import heads
 from policy_worker.model.heads import score
 from policy_worker.model.policy_model import compile_model, load_model
@@ -50,6 +53,23 @@ def test_a_row_waits_for_nothing_and_converts_no_weight(dtype):
     assert rows[0]["copied"] == (weights if dtype == "bfloat16" else 0)
     assert not sum(row["copied"] for row in rows[1:])
     assert not sum(row["of weights"] for row in rows)
+
+
+def test_a_layer_dispatches_few_operators_and_converts_activations_alone():
+    shape, groups = replace(TOY, layers=2), [make_group(TOY, 256, seed) for seed in (0, 1)]
+    found = []
+    for layers in (2, 4):
+        config = run_config("bfloat16", 256, compiled=False)
+        gradients = make_gradients_of(make_model(replace(shape, layers=layers), CPU), config, CPU)
+        gradients.begin(step_totals(groups), keys(groups))
+        gradients.add(groups[:1])
+        with Counted() as counted:
+            gradients.add(groups[1:])
+        found.append(counted.taken())
+    few, many = found
+    assert (many["dispatches"] - few["dispatches"]) / 2 <= 209
+    assert 2 * few["dispatches"] - many["dispatches"] <= 143
+    assert (many["conversions"] - few["conversions"]) / 2 <= 16
 
 
 def test_bfloat16_copies_follow_the_weights_and_compute_as_a_model_in_bfloat16():

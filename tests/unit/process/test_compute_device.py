@@ -8,6 +8,7 @@ import torch
 
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
+from paceline.process import compute_device
 from paceline.process.compute_device import compute_dtype, pick_device
 
 
@@ -82,3 +83,28 @@ def test_cuda_is_refused_without_a_device(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_precision(model: str, chosen: str, device: str, dtype: str) -> None:
     assert compute_dtype(ModelConfig(path="m", dtype=model), device, chosen) == dtype  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "path", "wanted"),
+    [
+        ({}, "cpu", None, ("sdpa", False)),
+        ({}, "cuda", None, ("flex", True)),
+        ({"dtype": "float32"}, "cuda", None, ("sdpa", True)),
+        ({}, "cuda", "/nowhere", ("sdpa", True)),  # flex has to be compiled
+        ({"attention": "sdpa", "compile": False}, "cuda", None, ("sdpa", False)),
+    ],
+)
+def test_defaults_of_attention_and_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+    model: dict[str, Any],
+    device: str,
+    path: str | None,
+    wanted: tuple[str, bool],
+) -> None:
+    monkeypatch.setattr(compute_device, "device_type", lambda _: device)
+    monkeypatch.delenv("CC", raising=False)
+    if path:
+        monkeypatch.setenv("PATH", path)
+    given = ModelConfig(path="m", **model)
+    assert (compute_device.attention_of(given), compute_device.compiles(given)) == wanted
