@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -23,19 +23,21 @@ from testbed.fleets.controllers import until
 from tests.fixtures.ledgers import Driven
 
 
-class SlowPayloads:
-    """None is there, which is told once ``answer`` is set."""
+class Payloads:
+    """``made`` of a task is what it has, which is told once ``answer`` is set."""
 
-    def __init__(self) -> None:
-        self.answer = asyncio.Event()
+    def __init__(self, made: Callable[[str], rollout_pb2.Group] | None = None) -> None:
+        self.made, self.answer = made, asyncio.Event()
         self.readers = self.most_readers = 0
+        self.read: set[str] = set()
 
     async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
         self.readers += 1
         self.most_readers = max(self.most_readers, self.readers)
         await self.answer.wait()
-        for _ in refs:
-            yield None
+        for task_id, _ in refs:
+            self.read.add(task_id)
+            yield self.made(task_id).SerializeToString() if self.made else None
         self.readers -= 1
 
 
@@ -61,7 +63,7 @@ def trained(count: int, **settings: Any) -> Driven:
 
 
 async def test_a_new_leader_archives_what_is_in_no_file_and_reads_it_once(tmp_path: Path) -> None:
-    driven, payloads = trained(3), SlowPayloads()
+    driven, payloads = trained(3), Payloads()
     payloads.answer.set()
     archiver = archiver_of(tmp_path, payloads)
     async with running(archiver, driven):
@@ -71,7 +73,7 @@ async def test_a_new_leader_archives_what_is_in_no_file_and_reads_it_once(tmp_pa
 
 
 async def test_a_deletion_waits_until_what_is_being_read_is_written(tmp_path: Path) -> None:
-    driven, payloads = trained(1), SlowPayloads()
+    driven, payloads = trained(1), Payloads()
     archiver = archiver_of(tmp_path, payloads)
     async with running(archiver, driven):
         first = asyncio.create_task(archiver.write())
@@ -87,7 +89,7 @@ async def test_a_deletion_waits_until_what_is_being_read_is_written(tmp_path: Pa
 async def test_a_write_that_is_cancelled_or_of_a_deposed_leader_loses_no_step(
     tmp_path: Path,
 ) -> None:
-    driven, payloads, leads = trained(2), SlowPayloads(), True
+    driven, payloads, leads = trained(2), Payloads(), True
     archiver = archiver_of(tmp_path, payloads, may_write=lambda: leads)
     async with running(archiver, driven):
         cut = asyncio.create_task(archiver.write())
@@ -102,25 +104,14 @@ async def test_a_write_that_is_cancelled_or_of_a_deposed_leader_loses_no_step(
     assert archived_steps(tmp_path) == {1, 2}
 
 
-class Groups:
-    """Every payload is there."""
-
-    def __init__(self) -> None:
-        self.read: list[str] = []
-
-    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
-        for task_id, _ in refs:
-            self.read.append(task_id)
-            yield rollout_pb2.Group(prompt_text="1+1=").SerializeToString()
-
-
 async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven = trained(40, steps=50)
     state = driven.state
     tokens = sum(task.group.tokens for task in state.tasks.records.values() if task.group)
-    now, payloads = [0.0], Groups()
+    now, payloads = [0.0], Payloads(lambda task_id: rollout_pb2.Group(prompt_text="1+1="))
+    payloads.answer.set()
     # Half of what the steps have, which come once a second.
     monkeypatch.setattr("controller.export.sample_archiver.READ_BYTES_S", tokens * 12 / 40 / 2)
     archiver = archiver_of(tmp_path, payloads, clock=lambda: now[0])
@@ -135,7 +126,7 @@ async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts
     assert len(found) == sum(map(len, state.steps.history.values())), "the metadata of all"
     for part in (steps[:20], steps[20:]):
         groups = [group for step in part for group in state.steps.history[step]]
-        assert 0.3 < len(set(payloads.read) & set(groups)) / len(groups) < 0.7
+        assert 0.3 < len(payloads.read & set(groups)) / len(groups) < 0.7
 
 
 @pytest.mark.parametrize(
@@ -151,15 +142,11 @@ def test_rewards_are_told_relative_to_their_group_and_equal_ones_as_0(
     assert [completion["relative_reward"] for completion in told] == pytest.approx(relative)
 
 
-class Long:
-    """Every payload is there, and long."""
-
-    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
-        for task_id, _ in refs:
-            group = rollout_pb2.Group(prompt_text=task_id * 50)
-            for number in range(8):
-                group.completions.add(text=f"{task_id} {number} " * 60, reward=number / 8)
-            yield group.SerializeToString()
+def long(task_id: str) -> rollout_pb2.Group:
+    group = rollout_pb2.Group(prompt_text=task_id * 50)
+    for number in range(8):
+        group.completions.add(text=f"{task_id} {number} " * 60, reward=number / 8)
+    return group
 
 
 def held_kb() -> float:
@@ -173,7 +160,8 @@ async def test_the_archive_keeps_no_memory_of_the_steps_that_it_has_written(tmp_
 
     Resident memory is no measure here: it moves by tens of kB a step with the arenas.
     """
-    archiver = archiver_of(tmp_path, Long())
+    archiver = archiver_of(tmp_path, payloads := Payloads(long))
+    payloads.answer.set()
     archiver._writer = ArchiveWriter(tmp_path, 1, 8 << 20)
     count, held = 0, []
     tracemalloc.start()
