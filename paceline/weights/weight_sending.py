@@ -292,7 +292,7 @@ def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent 
         bounce = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
 
     def prepare(i: int) -> tuple[int, Tensor]:
-        """What travels of bucket ``i``; a copy to the host may be under way. A snapshot computes
+        """Bucket ``i`` as it travels; a copy to the host may be under way. A snapshot computes
         checksum and delta when it is first asked, for all links."""
         source.checksum(i)
         if base is not None and (delta := source.delta(i, base)) is not None:
