@@ -1,5 +1,6 @@
 """Memory plan: bytes by part of every kind of process of a run, on its GPU and on its host."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ GPUS = {
 """GiB that CUDA reports, below the size in the name, rounded down."""
 RESERVE = 0.92
 """Fraction of a GPU that a plan may fill, beside CUDA's context and the allocator's gaps."""
+STAGED = 0.8
+"""Fraction of an engine's free GPU memory that weights which are staged may take."""
+NCCL = 500 << 20
+"""Bytes of a communicator on its GPU: 390 to 500 MiB on an H200, 766 MiB the first of a process."""
 REMEDIES = {
     "weights": "fleet.policy_ranks: more",
     "gradients until the last row": 'train.memory.gradient_sync = "row"',
@@ -149,6 +154,11 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         memory.logits_chunk_mb,
         entropy_gradient=bool(train.loss.entropy_coef),
     )
+    host["checkpoint"] = 12 * weights // ranks  # Weights and moments
+    joined = (config.fleet.policy > 1) + (ranks > 1)
+    if not (config.recorded or config.weights_through_host):
+        joined += math.ceil(config.fleet.rollout / config.fleet.policy)
+    gpu["communicators"] = NCCL * joined
     if not config.recorded:
         # A rank's buckets of two versions: links still send the older, or compare with it.
         wire = _engine_width(config) * shape.parameters // ranks
@@ -182,6 +192,8 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
         "engine weights": weights // devices,
         "KV cache of one sequence": width * shape.kv_elements * context // devices,
     }
+    if not config.weights_through_host:
+        gpu["communicators"] = NCCL * config.fleet.policy_ranks
     # Weights that arrive, and those before them, on which deltas build or which a relay still
     # hands on.
     two = (rollout.weight_deltas and width == 2) or config.relay_fanout > 0
@@ -189,6 +201,15 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     if rollout.engine == "vllm":
         host["weights that ranks share"] = weights
     return ProcessPlan("rollout worker", gpu, host)
+
+
+def engine_share(weights: int, gpu: int) -> float:
+    """Fraction of a GPU of ``gpu`` bytes that an engine may fill with its ``weights`` and its
+    cache. Beside it there is room for the next version of the weights, if that leaves the cache at
+    least half of what it could have; else a rank takes the next version from host memory."""
+    room, staged = RESERVE * gpu, weights / STAGED
+    cache = room - weights
+    return (room - staged if staged <= cache / 2 else room) // (gpu / 100) / 100
 
 
 def _width(dtype: str) -> int:

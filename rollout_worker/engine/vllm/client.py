@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paceline.config.schema import Config
 from paceline.cuda_extensions import VLLM_MARK, hidden_in_children
+from paceline.memory_plan import engine_share
 from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
@@ -61,9 +62,12 @@ def prepare_environment(config: Config) -> None:
     os.environ["OMP_NUM_THREADS"] = str(config.fleet.rollout_threads)
 
 
-def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> dict[str, Any]:
-    """Keyword arguments of AsyncEngineArgs. ``cpu``: vLLM's platform is a CPU. Raises EngineError
-    for an argument that does not exist or that another field sets."""
+def engine_arguments(
+    config: Config, model: PretrainedConfig, *, parameters: int, gpu: int | None
+) -> dict[str, Any]:
+    """Keyword arguments of AsyncEngineArgs. ``parameters``: of the model. ``gpu``: bytes of a GPU;
+    None: vLLM's platform is a CPU. Raises EngineError for an argument that does not exist or that
+    another field sets."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     rollout, given = config.rollout, dict(config.rollout.vllm)
@@ -78,7 +82,7 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
         "model": config.model.path,
         "tokenizer": config.model.tokenizer,
         "trust_remote_code": config.model.trust_remote_code,
-        "dtype": compute_dtype(config.model, "cpu" if cpu else "cuda", rollout.dtype),
+        "dtype": compute_dtype(config.model, "cuda" if gpu else "cpu", rollout.dtype),
         "max_model_len": context,
         "max_num_seqs": rollout.max_sequences,
         "tensor_parallel_size": rollout.tensor_parallel,
@@ -91,7 +95,11 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
         "enable_prefix_caching": True,
         "disable_log_stats": True,
     }
-    if cpu:
+    if gpu:
+        width = 4 if arguments["dtype"] == "float32" else 2
+        weights = parameters * width // rollout.tensor_parallel
+        arguments["gpu_memory_utilization"] = engine_share(weights, gpu)
+    else:
         # Compiling takes longer on a CPU than it saves, and the warm-up run would only determine
         # the cache size, which is given here.
         arguments["enforce_eager"] = True
@@ -223,7 +231,18 @@ class VLLMClient:
                 f'model.device is "{config.model.device}", but this vLLM computes on '
                 f"{current_platform.device_type}"
             )
-        given = engine_arguments(config, model, cpu=cpu)
+        with torch.device("meta"):
+            shape = AutoModelForCausalLM.from_config(
+                model, trust_remote_code=config.model.trust_remote_code
+            )
+        shape.tie_weights()
+        table = WeightTable(shape)
+        given = engine_arguments(
+            config,
+            model,
+            parameters=sum(parameter.numel() for parameter in shape.parameters()),
+            gpu=None if cpu else current_platform.get_device_total_memory(),
+        )
         if cpu and given.get("enforce_eager"):
             # Even so vLLM compiles a helper of its sampler: fifteen seconds before the first token.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -232,14 +251,9 @@ class VLLMClient:
             # set.
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         torch.set_num_threads(config.fleet.rollout_threads)
-        with torch.device("meta"):
-            shape = AutoModelForCausalLM.from_config(
-                model, trust_remote_code=config.model.trust_remote_code
-            )
-        shape.tie_weights()
         spec = EngineSpec(
             model=model,
-            table=WeightTable(shape),
+            table=table,
             vocabulary=int(shape.get_output_embeddings().weight.shape[0]),
             max_context=given["max_model_len"],
             dtype=given["dtype"],

@@ -25,6 +25,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from paceline.memory_plan import STAGED
 from paceline.weights.tensor_checksum import checksum, weights_digest
 from paceline.weights.weight_manifest import Manifest
 from rollout_worker.engine.base import SwapFailed
@@ -189,8 +190,6 @@ class CopyPlan:
         torch._foreach_copy_(self._memory, sources, non_blocking=True)
 
 
-_ROOM = 0.8  # Share of the device's free memory that staging takes at most
-
 _Name = TypeVar("_Name", str, Place)
 
 
@@ -213,7 +212,7 @@ def _on(device: torch.device, tensors: Mapping[_Name, Tensor]) -> dict[_Name, Te
     free, _ = torch.cuda.mem_get_info(device)
     # What torch keeps of the versions before is room, too: on one stream it is used again.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if size > free * _ROOM:
+    if size > free * STAGED:
         return None
     stream = _stream(device)
     try:

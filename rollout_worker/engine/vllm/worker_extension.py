@@ -53,6 +53,7 @@ class PacelineRank:
             try:
                 staged = RankWeights(read(description))
                 if self.paceline_stages_apart():
+                    weights.leave_device()
                     ranks = self.vllm_config.parallel_config.world_size
                     staged = stage_for(self.device, staged.tensors, weights.plan, ranks=ranks)
                 with weights.lock:
@@ -196,6 +197,13 @@ class _Weights:
     noted: Counter[Place] = field(default_factory=Counter)
     """Parts of the weights that the first sync copied, each as often as it did."""
     plan: CopyPlan | None = None
+
+    def leave_device(self) -> None:
+        """Makes room for the next version. Those that were swapped in are the parameters now; a
+        swap back takes them from host memory."""
+        with self.lock:
+            for key, weights in self.staged.items():
+                self.staged[key] = RankWeights(weights.tensors)
 
 
 def _repack_shared(model: nn.Module) -> None:

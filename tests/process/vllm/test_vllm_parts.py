@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
@@ -17,7 +18,7 @@ from rollout_worker.engine.base import Completion, EngineDied, EngineError, Fini
 from rollout_worker.engine.choice import make_engine
 from rollout_worker.engine.parameters import differing
 from rollout_worker.engine.vllm import worker_extension
-from rollout_worker.engine.vllm.client import VLLMClient, start_error
+from rollout_worker.engine.vllm.client import VLLMClient, engine_arguments, start_error
 from rollout_worker.engine.vllm.engine import VLLMEngine
 from rollout_worker.engine.vllm.generation import complete, join
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, RankWeights, stage_for
@@ -219,6 +220,16 @@ async def test_a_wrong_argument_is_named_before_anything_starts(
     with pytest.raises(EngineError, match=message):
         await engine.start()
     await engine.close()
+
+
+@needs_vllm
+def test_the_share_of_a_gpu_is_the_plans_unless_it_is_given(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    model, gpu = AutoConfig.from_pretrained(path), 80 << 30
+    for given, expected in ({}, 0.66), ({"gpu_memory_utilization": 0.5}, 0.5):
+        config = tiny_config(path, engine="vllm", vllm=given)
+        arguments = engine_arguments(config, model, parameters=8_190_000_000, gpu=gpu)
+        assert arguments["gpu_memory_utilization"] == expected
 
 
 def test_other_engines_refuse_what_only_vllm_can(tmp_path: Path) -> None:

@@ -14,7 +14,17 @@ from paceline.config.schema import Config
 from paceline.config.template import ALGORITHMS, template
 from paceline.config.template import SIZES as TEMPLATES
 from paceline.errors import BadInput
-from paceline.memory_plan import Gpu, memory_plan, named_gpu, problems
+from paceline.memory_plan import (
+    GIB,
+    NCCL,
+    RESERVE,
+    STAGED,
+    Gpu,
+    engine_share,
+    memory_plan,
+    named_gpu,
+    problems,
+)
 from paceline.model_shape import read_shape, shape_of
 from paceline_launcher.cli import app
 from paceline_launcher.preflight.machine import gpu_memory
@@ -231,6 +241,29 @@ def test_a_mixture_of_experts_is_planned_by_the_experts_that_a_token_uses(tmp_pa
     many = shape_of(config, "bfloat16")
     assert few.parameters == many.parameters
     assert 0 < few.block_saved < many.block_saved < 2 * few.block_saved
+
+
+@pytest.mark.parametrize(
+    ("weights_gib", "staged"), [(1, True), (15, True), (28, False), (90, False)]
+)
+def test_an_engine_leaves_room_for_the_next_version_if_its_cache_stays_large(weights_gib, staged):
+    gpu = int(79.1 * GIB)
+    share = engine_share(weights_gib * GIB, gpu)
+    left = (RESERVE - share) * gpu
+    assert (left >= weights_gib * GIB / STAGED) == staged
+    assert staged or share == RESERVE
+
+
+def test_communicators_are_those_of_mesh_ranks_and_links():
+    shape = shape_of(random_config("qwen3"), "float32")
+
+    def joined(fleet, **rollout):
+        plans = memory_plan(settings(fleet=fleet, rollout=rollout), shape)
+        return [plan.gpu.get("communicators", 0) / NCCL for plan in plans]
+
+    assert joined({"policy": 1, "rollout": 3}) == [3, 1]
+    assert joined({"policy": 2, "rollout": 3, "policy_ranks": 4}) == [4, 4]
+    assert joined({"policy": 2, "rollout": 3}, engine="vllm") == [1, 0]
 
 
 MODELS = {
