@@ -157,8 +157,9 @@ class AlertThread(Drain[None]):
             event(log, "alerts interrupted", logging.ERROR, why=str(error))
 
     def _look(self) -> None:
-        # States are the next leader's once this one ends.
-        others = None if self._closing.is_set() else self._others()
+        # States are the next leader's, except those that begin with the end of the run.
+        last = None if self._outcome is None else States()
+        others = last if self._closing.is_set() else self._others()
         asked = partial(self._projector.begin_ask, lambda run: self._rules.next(run, others))
         while alert := asked().result():
             self._send(alert)
@@ -173,9 +174,10 @@ class AlertThread(Drain[None]):
         if step is not None and (waited > self._config.stall_s or told.get("stall") == step):
             text = f"no step was committed for {waited:.0f} s; the last one was step {step}"
             states["stall"] = "stall", text
-        free_gb = shutil.disk_usage(self._run_dir).free / 1e9
-        if free_gb < self._config.disk_free_gb * (1.2 if "disk" in told else 1.0):
-            states["disk"] = "disk", f"{free_gb:.1f} GB are free in the run directory"
+        with suppress(OSError):  # a disk that does not answer costs no other alert
+            free_gb = shutil.disk_usage(self._run_dir).free / 1e9
+            if free_gb < self._config.disk_free_gb * (1.2 if "disk" in told else 1.0):
+                states["disk"] = "disk", f"{free_gb:.1f} GB are free in the run directory"
         return states
 
     def _send(self, alert: Alert) -> None:

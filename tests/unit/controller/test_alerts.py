@@ -126,16 +126,9 @@ class Run:
     @contextmanager
     def leader(self) -> Iterator[AlertThread]:
         """A leader's time: at its end all alerts are out."""
-        thread = AlertThread(
-            self.config,
-            "demo",
-            self.directory,
-            self._projector,
-            lambda: self.progress,
-            may_write=lambda: True,
-            first_pause_s=0.01,
-            poll_s=0.02,
-        )
+        place = self.config, "demo", self.directory, self._projector, lambda: self.progress
+        often: dict[str, Any] = {"first_pause_s": 0.01, "poll_s": 0.02}
+        thread = AlertThread(*place, may_write=lambda: True, **often)
         thread.start()
         yield thread
         thread.begin_close()
@@ -156,6 +149,16 @@ def test_the_next_leader_sends_what_the_last_one_did_not_and_nothing_twice(
         run.happens("RunFinished", 4, severity="info")
     told = [f"demo/{alert}/0" for alert in ("fault/2-0", "fault/3-0", "end/4-0")]
     assert [m["id"] for m in receiver.got] == told
+
+
+def test_a_fall_in_the_last_evaluation_of_a_run_is_told(tmp_path: Path, receiver: Receiver) -> None:
+    run = Run(tmp_path, receiver)
+    run.happens("RunStarted", 1, spec={"eval_drop": 0.1})
+    for n, score in (2, 0.5), (3, 0.1):
+        run.happens("EvalRecorded", n, step=n, score=score)
+    with run.leader() as last:
+        last.begin_close("finished")
+    assert [m["kind"] for m in receiver.got] == ["held_out"]
 
 
 def test_a_failing_receiver_is_tried_a_few_times_and_the_next_alert_has_its_turn(
@@ -212,6 +215,14 @@ def test_a_disk_without_room_for_the_cursor_costs_no_alert(
     assert [m["kind"] for m in receiver.got].count("disk") == 1
     told = [f"demo/{alert}/0" for alert in ("fault/1-0", "fault/2-0", "end/3-0")]
     assert [m["id"] for m in receiver.got if m["kind"] != "disk"] == told
+
+
+def test_a_run_directory_that_is_gone_costs_no_alert(tmp_path: Path, receiver: Receiver) -> None:
+    run = Run(tmp_path, receiver)
+    run.directory = tmp_path / "gone"
+    with run.leader():
+        run.happens("WorkerDied", 1, severity="warning")
+        until(lambda: receiver.got)
 
 
 def test_a_command_gets_the_alert_on_its_standard_input(tmp_path: Path) -> None:
