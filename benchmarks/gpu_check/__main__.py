@@ -2,12 +2,11 @@
 
     python -m benchmarks.gpu_check [--out FILE] [--without-fleet]
 
-Log-probs and gradients against the CPU; the trainer on Qwen3
-shapes of 0.6B, 1.7B and 4B, with rows of 8k to 32k tokens whose lengths change, each setting alone,
-and its peak memory against `paceline plan memory`; publication of weights; and a short run in which
-a rollout worker and a policy replica are killed. The run needs the other packages of Paceline, and
-is left out, with their names, if they are missing. Without a GPU everything runs on the CPU with a
-toy model. Parts that --seconds leaves no time for are left out. Exit status 1 if a part fails.
+Log-probs and gradients against the CPU; the trainer on Qwen3 shapes of 0.6B to 4B, with rows of 8k
+to 32k tokens whose lengths change, each setting alone, and its peak memory against the plan;
+publication of weights; and a short run in which a rollout worker and a policy replica are killed.
+The run is left out if packages that it needs are missing. Without a GPU everything runs on the CPU
+with a toy model. Exit status 1 if a part fails.
 """
 
 import argparse

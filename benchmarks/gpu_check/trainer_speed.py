@@ -30,8 +30,7 @@ WARM, STEPS = 2, 5
 """Steps before those that are measured: the first compiles, the second may compile again."""
 VERSIONS = 3
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
-"""Dense bfloat16 operations per second that NVIDIA's data sheets state, by what the device's name
-contains."""
+"""Dense bfloat16 operations per second of NVIDIA's data sheets, by a part of the device's name."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "attention by blocks": {"attention": "sdpa"},
     "without compilation": {"compiled": False},
@@ -47,9 +46,8 @@ def trainer_speed(
     """For each size, steps of one row of so many tokens, whose sequences have other lengths in each
     step: forward, loss, backward, clip, AdamW. ``option``: one of OPTIONS; by default none."""
     model = make_model(shape, device)
-    parameters = sum(p.numel() for p in model.parameters())
-    config = run_config("bfloat16", max(sizes), **OPTIONS.get(option, {}))
-    gradients = make_gradients(model, config, device)
+    chosen = OPTIONS.get(option, {})
+    gradients = make_gradients(model, run_config("bfloat16", max(sizes), **chosen), device)
     rows: list[dict[str, Any]] = []
     for size in sizes:
         if device.type == "cuda":
@@ -59,10 +57,11 @@ def trainer_speed(
         try:
             steps = [_step(gradients, group) for group in groups]
         except BadGroup as error:  # a row that does not fit
-            rows.append({"model": shape.name, "row": size, "error": str(error), "ok": False})
+            rows.append({"model": shape.name, "row": size, "does not fit": str(error)})
             break
         seconds = sorted(step["seconds"] for step in steps[WARM:])
         middle = statistics.median(seconds)
+        plan = run_config("bfloat16", size // 2, **chosen)  # its limit is twice that
         rows.append(
             {
                 "model": shape.name,
@@ -72,12 +71,8 @@ def trainer_speed(
                 "step, s": middle,
                 "fastest and slowest, s": (seconds[0], seconds[-1]),
                 "host in a step, s": statistics.median(step["host"] for step in steps[WARM:]),
-                "GPU busy": _busy(gradients, groups[-1], middle),
                 "tokens/s": size / middle,
-                "MFU": _mfu(device, parameters, size / middle),
-                **_memory(
-                    device, shape, run_config("bfloat16", size // 2, **OPTIONS.get(option, {}))
-                ),
+                **_on_gpu(gradients, shape, plan, groups[-1], middle),
             }
         )
     gc.collect()
@@ -86,53 +81,44 @@ def trainer_speed(
 
 def _step(gradients: Gradients, group: Group) -> dict[str, float]:
     """Seconds of a step, and those until the host had queued all of it."""
-    device, state = gradients.device, gradients.state
-    _wait(device)
+    _wait(gradients.device)
     begun = time.perf_counter()
     totals = StepTotals(Step(1), Version(0), trained_tokens(group), len(group.completions))
     gradients.begin(totals, [(group.task.task_id, group.task.attempt)])
     gradients.add([group])
     torch.nn.utils.clip_grad_norm_(gradients.parameters, 1.0, foreach=True)
-    state.optimizer.step()
+    gradients.state.optimizer.step()
     gradients.clear()
     queued = time.perf_counter() - begun
-    _wait(device)
+    _wait(gradients.device)
     return {"host": queued, "seconds": time.perf_counter() - begun}
 
 
-def _busy(gradients: Gradients, group: Group, seconds: float) -> float | None:
-    """Share of a step in which the GPU computes, from the times of its kernels."""
+def _on_gpu(
+    gradients: Gradients, shape: Shape, config: Config, group: Group, seconds: float
+) -> dict[str, float]:
+    """Share of a step in which the GPU computes, from the times of its kernels; share of its peak,
+    for 6 operations per parameter and token, without what is recomputed and attention (Chowdhery et
+    al., PaLM, arXiv 2204.02311, appendix B); and peak memory against `paceline plan memory`, less
+    what one process without a mesh does not hold."""
     if gradients.device.type != "cuda":
-        return None
+        return {}
+    parts = memory_plan(config, shape_of(shape.config, "bfloat16"))[0].gpu
+    planned = sum(parts.values()) - parts["published weights"] - parts["reduction scratch"]
+    peak = torch.cuda.max_memory_allocated(gradients.device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         _step(gradients, group)
-    busy: float = sum(event.self_device_time_total for event in profile.key_averages())
-    return busy / 1e6 / seconds
-
-
-def _memory(device: torch.device, shape: Shape, config: Config) -> dict[str, Any]:
-    """Peak of the device against `paceline plan memory`, less what one process without a mesh does
-    not hold."""
-    if device.type != "cuda":
-        return {"peak, GiB": None, "of the plan": None}
-    parts = memory_plan(config, shape_of(shape.config, "bfloat16"))[0].gpu
-    left_out = ("published weights", "reduction scratch")
-    planned = sum(size for name, size in parts.items() if name not in left_out)
-    peak = torch.cuda.max_memory_allocated(device)
-    return {"peak, GiB": peak / (1 << 30), "of the plan": peak / planned}
-
-
-def _mfu(device: torch.device, parameters: int, tokens_per_s: float) -> float | None:
-    """Share of the device's peak: 6 operations per parameter and token, without what is recomputed
-    and without attention.
-
-    Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B.
-    """
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
-    return None if peak is None else 6 * parameters * tokens_per_s / peak
+    busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
+    name = torch.cuda.get_device_name(gradients.device)
+    flops = next((flops for part, flops in PEAK_FLOPS.items() if part in name), float("nan"))
+    parameters = sum(p.numel() for p in gradients.parameters)
+    tokens = config.train.memory.tokens_per_microbatch
+    return {
+        "GPU busy": busy / seconds,
+        "MFU": 6 * parameters * tokens / seconds / flops,
+        "peak, GiB": peak / (1 << 30),
+        "of the plan": peak / planned,
+    }
 
 
 def _wait(device: torch.device) -> None:
