@@ -226,7 +226,7 @@ async def test_a_wrong_argument_is_named_before_anything_starts(
 def test_the_share_of_a_gpu_is_the_plans_unless_it_is_given(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path)
     model, gpu = AutoConfig.from_pretrained(path), 80 << 30
-    for given, expected in ({}, 0.66), ({"gpu_memory_utilization": 0.5}, 0.5):
+    for given, expected in ({}, 0.68), ({"gpu_memory_utilization": 0.5}, 0.5):
         config = tiny_config(path, engine="vllm", vllm=given)
         arguments = engine_arguments(config, model, parameters=8_190_000_000, gpu=gpu)
         assert arguments["gpu_memory_utilization"] == expected
