@@ -180,7 +180,8 @@ def _prepared(
                 problem = f"{first_line(error)} Set model.gradient_checkpointing = false"
                 raise ModelError(problem) from error
             _recompute(model)
-        if compiles(config):
+        whole = getattr(model, "_can_compile_fullgraph", False)  # by default, no routing by data
+        if compiles(config) and (whole or config.compile is True):
             compile_model(model)
     else:
         model.requires_grad_(False)

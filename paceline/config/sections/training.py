@@ -112,7 +112,8 @@ class ModelConfig(Section):
     CUDA in bfloat16, else sdpa."""
     compile: Annotated[bool | Literal["auto"], AT_START] = "auto"
     """Compile each transformer block of the trainer, and its head, with torch.compile. auto: on
-    CUDA. Where it fails, the run goes on without."""
+    CUDA, for architectures that transformers compiles whole. If it fails, the run goes on without.
+    """
     trust_remote_code: Annotated[bool, Fixed("the model's code belongs to the run")] = False
     """Run model code that comes with the checkpoint."""
     device: Annotated[Literal["auto", "cpu", "cuda"], AT_START] = "auto"

@@ -35,7 +35,7 @@ def compile_with(monkeypatch, backend):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_waits_for_nothing_and_converts_no_weight(dtype):
+def test_a_row_waits_for_nothing_and_converts_no_weight(dtype, monkeypatch):
     config = make_config(
         model_section={"dtype": dtype}, train={"tokens_per_microbatch": 40, "entropy_coef": 0.01}
     )
@@ -45,9 +45,15 @@ def test_a_row_waits_for_nothing_and_converts_no_weight(dtype):
     gradients.begin(step_totals(groups), keys(groups))
     rows = []
     gradients.on_progress = lambda: rows.append(counted.taken())
+    looks = []
+    for name in ("tolist", "item", "cpu", "numpy"):  # not dispatched on a CPU
+        look = getattr(torch.Tensor, name)
+        told = lambda *given, look=look, name=name: looks.append(name) or look(*given)  # noqa: E731
+        monkeypatch.setattr(torch.Tensor, name, told)
     with Counted() as counted:
         gradients.add(groups)
-    assert len(rows) > 2
+    assert len(rows) > 2 and not looks
+    assert gradients.stats.mean("ratio") and looks == ["tolist"]  # one transfer for all rows
     assert not sum(row["waits"] for row in rows)
     # The first row of a step copies the weights; each hands its gradients over in float32.
     assert rows[0]["copied"] == (weights if dtype == "bfloat16" else 0)
