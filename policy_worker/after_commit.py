@@ -4,7 +4,7 @@
           └──► checkpoint ──► writer's thread ──► RecordCheckpoint ──► obsolete ones deleted
                                                                   (rank 0 of the mesh)
 
-Both copy the state on the training thread and continue in the background; each version leaves once.
+Both read the state beside training, and an update waits for their copies; each version leaves once.
 If a checkpoint is due and nobody is writing it (its writer died, its write failed), it is written
 at the next opportunity, not at the next regular step. If a failover of Redis loses the record of
 one, a leader of a newer term asks for it still: the record is posted again, because the files are

@@ -113,8 +113,6 @@ def _evaluation(c: Config) -> Iterator[str]:
                 f"{place}.reward: {needing[0]} compares with the answer. Set data.answer_field, or "
                 "choose another reward"
             )
-        if held_out.reward is not None and not held_out.reward:
-            yield f"{place}.reward is empty: name a function, or leave it out"
     if c.evaluation.best_metric is not None:
         yield from _best_metric(c, c.evaluation.best_metric)
 

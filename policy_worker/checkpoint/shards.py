@@ -82,6 +82,8 @@ def write_shards(
             save_file({name: named[name] for name in names}, path, header)
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from error
+        # It was a temporary file, which is closed to others whatever the umask says.
+        path.chmod(directory.stat().st_mode & 0o666)
         sync_file(path)
         return path.name, fingerprint(path)
 

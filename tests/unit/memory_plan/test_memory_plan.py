@@ -193,7 +193,7 @@ def test_ranks_divide_the_state_and_what_is_published_and_not_the_rows():
     one, four = (memory_plan(settings(fleet={"policy_ranks": ranks}), shape)[0] for ranks in (1, 4))
     assert four.gpu["activations"] == one.gpu["activations"]
     assert four.gpu["gathered blocks"] > 0
-    for part in ("optimizer moments", "published weights", "encoded deltas"):
+    for part in ("optimizer moments", "published weights", "encoded deltas", "checkpoint"):
         held = [plan.gpu.get(part) or plan.host[part] for plan in (one, four)]
         assert held[1] == held[0] // 4
 

@@ -95,6 +95,7 @@ def test_every_file_and_every_name_of_a_checkpoint_is_synced_before_it_counts(
     unfinished = path.with_name(f".{path.name}")
     files = [unfinished / file.name for file in path.iterdir()]
     assert {file.suffix for file in files} == {".safetensors", ".json"}, "no pickle among them"
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1, "whoever reads one reads all"
     assert set(files) <= set(synced[: synced.index(unfinished)])
     assert synced[-2:] == [unfinished, path.parent], "its names, and then its own"
     first = synced[: synced.index(files[0])]
