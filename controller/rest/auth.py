@@ -42,6 +42,8 @@ REST, OWNERS_REST = 4.0, 1.0
 """After a computation the next one waits this many times as long: strangers take a fifth of the
 time, the owner a half."""
 LONGEST_REST_S = 0.5
+OWNERS_TURN_S = 1.0
+"""The owner's next question waits no longer for one that waits for a store or a disk itself."""
 MOST_WAITING = 32  # Questions of strangers, and of the owner, that wait to be computed
 MOST_BODY = 64 << 10
 PROVEN = "paceline-proven"
@@ -91,10 +93,12 @@ class Lane:
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of ``app`` to readers of one kind. Each is good until the rest after it is over."""
+    """Answers of ``app`` to readers of one kind. Each is good until the rest after it is over. The
+    next computation begins after one has ended, or has had ``turn_s`` seconds (None: any time)."""
 
     app: ASGIApp
     rest: float
+    turn_s: float | None
     known: dict[tuple[str, bytes], asyncio.Task[list[Message]]] = field(default_factory=dict)
     _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _rest_until: float = 0.0
@@ -121,12 +125,14 @@ class Answers:
             await asyncio.sleep(max(0.0, self._rest_until - time.monotonic()))
             self.known = {asked: task for asked, task in self.known.items() if not task.done()}
             began = time.monotonic()
-            try:
-                await self.app(scope, receive, collect)
-            except Exception:
-                log.exception("a read failed path=%s", scope["path"])
+            computing = asyncio.ensure_future(self.app(scope, receive, collect))
+            await asyncio.wait({computing}, timeout=self.turn_s)
             ended = time.monotonic()
             self._rest_until = ended + min(LONGEST_REST_S, self.rest * (ended - began))
+        try:
+            await computing
+        except Exception:
+            log.exception("a read failed path=%s", scope["path"])
         return messages
 
 
@@ -149,7 +155,8 @@ class RestAuth:
 
     def __post_init__(self) -> None:
         self._proofs, self._bearer = Proofs(self.token), f"Bearer {self.token}".encode()
-        self._answers = {o: Answers(self.app, OWNERS_REST if o else REST) for o in (True, False)}
+        owners = Answers(self.app, OWNERS_REST, OWNERS_TURN_S)
+        self._answers = {True: owners, False: Answers(self.app, REST, None)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)

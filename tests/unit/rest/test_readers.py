@@ -74,6 +74,21 @@ async def test_equal_questions_share_an_answer_until_a_command_comes(token: str)
     assert app.asked["/metrics"] == 2 and app.most_at_once == 1
 
 
+async def test_a_store_that_hangs_keeps_no_other_answer_from_the_owner() -> None:
+    class Hanging(Slow):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/api/v1/groups/t1":
+                await asyncio.Event().wait()
+            await super().__call__(scope, receive, send)
+
+    async with client_of(Hanging()) as client:
+        client.headers["Authorization"] = "Bearer secret"
+        asked = (client.get(f"/api/v1/{path}") for path in ("groups/t1", "why"))
+        hung, told = map(asyncio.create_task, asked)
+        assert (await asyncio.wait_for(told, 20)).status_code == 200
+        hung.cancel()
+
+
 def test_a_lane_gives_turns_at_its_rate_and_refuses_who_would_wait_too_long() -> None:
     now = 100.0
     lane = Lane(lambda: now)
