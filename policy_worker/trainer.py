@@ -37,8 +37,8 @@ from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.ranks.operations import follow as follow_operations
 from policy_worker.ranks.operations import on_every_rank
 from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.ranks.sharding import load_sharded, load_sharded_state, local_weights
-from policy_worker.ranks.state_transfer import receive_state, send_state, state_tensors
+from policy_worker.ranks.sharding import load_again, load_sharded, load_sharded_state, local_weights
+from policy_worker.ranks.state_transfer import receive_state, send_state
 from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.rows.payload_reader import PayloadReader, StorePlace
 from policy_worker.rows.replica import Replica
@@ -196,12 +196,7 @@ class Trainer:
             self.checkpointer.restore(self.state, path, version=version)
         else:
             if not self._initial:
-                # The first weights again and zero moments, in place.
-                fresh = load_sharded_state(self.config, self.replica, self.device, self.on_progress)
-                pairs = zip(state_tensors(self.state), list(state_tensors(fresh)), strict=True)
-                with torch.no_grad():
-                    for target, source in pairs:
-                        target.copy_(source)
+                load_again(self.state, self.replica, self.device, self.on_progress)
             if (initial := self.config.model.initial_checkpoint) is not None:
                 self.checkpointer.begin_with(self.state, initial)
         self.state.step, self.state.version = step, version

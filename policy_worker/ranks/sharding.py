@@ -37,7 +37,7 @@ from policy_worker.model.precision import BfloatCopies
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Part
-from policy_worker.ranks.sliced_weights import SlicedWeights
+from policy_worker.ranks.sliced_weights import SlicedWeights, tensors_of
 from policy_worker.rows.probe import Unfit, probe
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
@@ -85,6 +85,36 @@ def load_sharded_state(
         name: torch.tensor(value, dtype=torch.float64) for name, value in objective.scalars.items()
     }
     return TrainState(parts, optimizer, Step(0), NO_VERSION, config, scalars)
+
+
+def load_again(
+    state: TrainState,
+    replica: Replica,
+    device: torch.device,
+    on_progress: Callable[[], None] = lambda: None,
+) -> None:
+    """Makes ``state`` what load_sharded_state() gave, but for step and version. In place: a second
+    state may not fit on ``device``. Raises ModelError."""
+    config = state.config
+    torch.manual_seed(config.run.seed)
+    objective = load_objective(config)
+    with torch.no_grad():
+        for part in objective.trains:
+            model, weights = state.parts[part.name], dict(state.weights_of(part.name))
+            path = part.path or config.model.path
+            stored = SlicedWeights.of(path, model, scalar=part.head == "scalar")
+            if stored is not None:
+                stored.fill(weights, on_progress)
+                continue
+            place = HOST if replica.mesh is None else device
+            fresh = _load_slices(part, config, replica, place, on_progress, trainable=True)
+            for name, source in tensors_of(fresh).items():
+                local_tensor(weights[name]).copy_(local_tensor(source))
+        for moments in state.optimizer.state.values():
+            for moment in moments.values():
+                local_tensor(moment).zero_()
+        for name, value in objective.scalars.items():
+            state.scalars[name].fill_(value)
 
 
 def load_sharded(

@@ -45,7 +45,7 @@ class SlicedWeights:
             found = _shapes(_files(path))
         except (OSError, ValueError, KeyError, SafetensorError):
             return None
-        wanted = {name: list(t.shape) for name, t in _tensors(model).items()}
+        wanted = {name: list(t.shape) for name, t in tensors_of(model).items()}
         config: Any = model.config
         classifier = "ForSequenceClassification" in " ".join(config.architectures or ())
         without_head = scalar and f"{HEAD}.weight" not in found and not classifier
@@ -72,7 +72,12 @@ class SlicedWeights:
             model._apply(
                 lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device)
             )
-        tensors = _tensors(model)
+        self.fill(tensors_of(model), on_progress)
+
+    def fill(
+        self, tensors: Mapping[str, Tensor], on_progress: Callable[[], None] = lambda: None
+    ) -> None:
+        """Reads this rank's slices into the model's ``tensors``. ``on_progress``: as for read()."""
         by_file: dict[Path, list[str]] = {}
         for name, file in self.files.items():
             by_file.setdefault(file, []).append(name)
@@ -112,7 +117,8 @@ def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return tensor, (0,) * tensor.ndim
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers, by name."""
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -13,6 +13,7 @@ from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.columns import TokenColumns, TokenScores, token_weights
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.ppo import Ppo, RunningMoments, adapted, gae
+from policy_worker.ranks.sliced_weights import SlicedWeights
 from policy_worker.rows.group_reading import decode
 from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
@@ -331,8 +332,16 @@ def test_a_resumed_run_has_the_same_curve_bit_for_bit_and_one_begun_again_that_o
         assert take_step(resumed, step) == take_step(trainer, step)
     assert_same_bits(all_bits(resumed.state), all_bits(trainer.state))
     assert resumed.digest() == trainer.digest()
-    trainer.restore("", 0, 5)
-    assert_same_bits(all_bits(trainer.state), start)
+    for second_model in (True, False):  # slices go into place, and need none
+        with pytest.MonkeyPatch.context() as patch:
+            if second_model:
+                patch.setattr(SlicedWeights, "of", lambda *_, **__: None)
+            else:
+                patch.setattr("policy_worker.ranks.sharding.load_part", None)
+            trainer.restore("", 0, 5)
+        assert_same_bits(all_bits(trainer.state), start)
+        form_alone(trainer, 5)
+        take_step(trainer, 1)
 
 
 def test_value_pretraining_leaves_the_policy_exactly_as_it_is(model):
