@@ -125,8 +125,9 @@ async def _serve(listener: socket.socket, home: Path, server: Path) -> None:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(strangers) >= most:
             oldest = next(iter(strangers))
-            oldest.reschedule(0.0)
             del strangers[oldest]
+            with contextlib.suppress(RuntimeError):  # its time is over already
+                oldest.reschedule(0.0)
         with contextlib.suppress(*_ENDED), contextlib.closing(writer):
             async with asyncio.timeout(FIRST_S) as limit:
                 strangers[limit] = None

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -115,6 +117,28 @@ async def test_idle_connections_beyond_a_number_give_way_to_later_ones(
     front.cancel()
     await asyncio.gather(front, return_exceptions=True)
     server.close()
+
+
+async def test_one_whose_time_is_over_gives_way_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepting = asyncio.get_running_loop().create_future()
+
+    async def start_server(connected: Any, **_: Any) -> None:
+        accepting.set_result(connected)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(tls_front, "MOST_STRANGERS", 1)
+    monkeypatch.setattr(tls_front, "FIRST_S", 0.0)
+    monkeypatch.setattr(asyncio, "start_server", start_server)
+    tls_front._certificate(tmp_path)
+    front = asyncio.create_task(tls_front._serve(socket.socket(), tmp_path, tmp_path))
+    connected = await accepting
+    writer = SimpleNamespace(start_tls=lambda _: asyncio.Event().wait(), close=lambda: None)
+    first = asyncio.create_task(connected(None, writer))
+    await asyncio.sleep(0)  # its timeout comes before the next task, and its end after that
+    await asyncio.gather(first, asyncio.create_task(connected(None, writer)))
+    front.cancel()
 
 
 def test_who_takes_the_port_over_is_sent_no_password(
