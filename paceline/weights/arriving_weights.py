@@ -54,7 +54,7 @@ class WeightSource(Protocol):
         share; None if it gets whole buckets."""
 
     def delta(self, index: int, base: Any) -> Tensor | None:
-        """The bucket as encode_delta() of that of the base, on the host; None: it travels whole."""
+        """The bucket's changes since the base's, on the host; None: it travels whole."""
 
 
 class ArrivingWeights(WeightSource):

@@ -30,15 +30,10 @@ WORTH = 0.25
 """Largest share of a bucket's bytes that its delta may take; a denser one travels whole."""
 
 
-def encode_delta(base: Tensor, bucket: Tensor) -> Tensor | None:
-    """uint8[m] on the host that turns ``base`` into ``bucket``; None if the bucket had better
-    travel whole. ``base``, ``bucket``: contiguous uint8[n] on one device, n even."""
-    return encode_deltas([(base, bucket)])[0]
-
-
 def encode_deltas(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor | None]:
-    """encode_delta() of each base and bucket. However many they are, the host waits for their
-    device three times."""
+    """For each base and bucket uint8[m] on the host that turns the one into the other; None if the
+    bucket had better travel whole. However many they are, the host waits for their device three
+    times. Contiguous uint8[n], all on one device, n even."""
     words = [(base.view(torch.int16), bucket.view(torch.int16)) for base, bucket in pairs]
     sample = slice(None, None, _SAMPLE_STRIDE)
     shares = _numbers([(new[sample] != old[sample]).float().mean() for old, new in words])

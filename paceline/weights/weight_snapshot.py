@@ -168,7 +168,7 @@ class WeightSnapshot(WeightSource):
         return base if base is not None and held and base.fingerprint == held else None
 
     def delta(self, index: int, base: WeightSnapshot) -> Tensor | None:
-        """One bucket as encode_delta() of that of ``base``, on the host; None if it travels whole.
+        """One bucket as what changed since ``base``, on the host; None if it travels whole.
         ``base``: as ``self.base`` was when the transfer began. Computed once, however many links it
         goes over."""
         with self._lock:

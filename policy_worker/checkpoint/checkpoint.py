@@ -121,8 +121,7 @@ class Checkpointer:
         Returns at once: call ``before_change`` before the state is changed.
 
         The future of rank 0 is done when the checkpoint is complete and durable; that of another
-        rank when its own part is. It raises CheckpointError or OSError if the write failed; no
-        checkpoint appears then.
+        rank when its own part is. It raises what the write failed with; no checkpoint appears then.
         """
         begun = time.monotonic()
         self._saves += 1

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
@@ -77,11 +76,8 @@ def write_shards(
         header = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
         count = f"{number + 1:05d}-of-{len(files):05d}"
         path = directory / f"shard-{rank + 1:05d}-model-{count}.safetensors"
-        try:
-            # Not by way of bytes: that would hold up Python, and so training, for seconds a GiB.
-            save_file({name: named[name] for name in names}, path, header)
-        except SafetensorError as error:
-            raise OSError(f"{path}: {error}") from error
+        # Not by way of bytes: that would hold up Python, and so training, for seconds a GiB.
+        save_file({name: named[name] for name in names}, path, header)
         # It was a temporary file, which is closed to others whatever the umask says.
         path.chmod(directory.stat().st_mode & 0o666)
         sync_file(path)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.weights.bucket_delta import WORTH, apply_delta, encode_delta, encode_deltas
+from paceline.weights.bucket_delta import WORTH, apply_delta, encode_deltas
 from paceline.weights.tensor_checksum import checksum, checksums
 from paceline.weights.weight_manifest import WeightsRefused
 
@@ -15,6 +15,10 @@ WORDS = 5_000
 
 def bucket(words: Tensor) -> Tensor:
     return words.to(torch.int16).view(torch.uint8)
+
+
+def encode_delta(base: Tensor, new: Tensor) -> Tensor | None:
+    return encode_deltas([(base, new)])[0]
 
 
 def random_words(seed: int, count: int = WORDS) -> Tensor:
