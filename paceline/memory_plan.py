@@ -119,8 +119,7 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     weights, roots = models * shape.parameters, models * shape.root_parameters
     slices = 4 * shape.parameters // ranks  # Of one model, in float32
     gpu = dict.fromkeys(("weights", "gradients", "reduction scratch"), 4 * weights // ranks)
-    # Page-locked where there is a GPU, and reserved for the whole run.
-    host = {"loading": slices, "checkpoint": 12 * weights // ranks}
+    host = {"loading": slices}
     (host if memory.offload_optimizer else gpu)["optimizer moments"] = 8 * weights // ranks
     if (loss is not None and loss.reference) or train.loss.kl_coef > 0:
         frozen = slices if ranks > 1 else width * shape.parameters

@@ -210,11 +210,13 @@ def _on(device: torch.device, tensors: Mapping[_Name, Tensor]) -> dict[_Name, Te
     if device.type != "cuda":
         return {name: tensor.clone() for name, tensor in tensors.items()}
     free, _ = torch.cuda.mem_get_info(device)
-    # What torch keeps of the versions before is room, too: on one stream it is used again.
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    stream = _stream(device)
+    # What torch keeps of the versions before is room, too: on one stream it is used again. What it
+    # keeps for the engine is not: the engine's next long prompt needs it.
+    kept = (s for s in torch.cuda.memory_snapshot() if s["stream"] == stream.cuda_stream)
+    free += sum(segment["total_size"] - segment["allocated_size"] for segment in kept)
     if size > free * STAGED:
         return None
-    stream = _stream(device)
     try:
         with torch.cuda.stream(stream):
             moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}

@@ -17,7 +17,7 @@ from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import Completion, EngineDied, EngineError, Finish
 from rollout_worker.engine.choice import make_engine
 from rollout_worker.engine.parameters import differing
-from rollout_worker.engine.vllm import worker_extension
+from rollout_worker.engine.vllm import rank_weights, worker_extension
 from rollout_worker.engine.vllm.client import VLLMClient, engine_arguments, start_error
 from rollout_worker.engine.vllm.engine import VLLMEngine
 from rollout_worker.engine.vllm.generation import complete, join
@@ -84,10 +84,12 @@ def test_a_rank_stages_the_slices_that_it_copies_and_nothing_else() -> None:
     assert rank.swaps(staged), "from its own copy"
 
 
-def test_a_rank_without_room_takes_its_slices_from_host_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 1 << 30))
+def test_a_rank_without_room_takes_its_slices_from_host_memory(monkeypatch: Any) -> None:
+    engines = {"stream": 0, "total_size": 99, "allocated_size": 0}  # for its next long prompt
+    found = {"mem_get_info": (10, 99), "memory_snapshot": [engines], "memory_reserved": 99}
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(rank_weights, "_stream", lambda device: SimpleNamespace(cuda_stream=7))
     rank = HalfOfRows()
     staged = rank.staged_on("cuda", rank.plan)
     assert not staged.slices and rank.swaps(staged)
