@@ -9,7 +9,6 @@ a process that cannot lead yet can say so.
 """
 
 import asyncio
-import contextlib
 import gc
 import hashlib
 import json
@@ -106,7 +105,17 @@ async def serve(
         address = f"{UNIX}{socket_path(run_dir, controller_id)}"
         add_port(server, address, config.auth, token)
     else:
-        bound = add_port(server, at(config.controller.host, wanted), config.auth, token)
+        served = (run_dir / "controllers" / f"{controller_id}.json").exists()
+        listening = at(config.controller.host, wanted)
+        try:
+            bound = add_port(server, listening, config.auth, token)
+        except BadInput:
+            # Who takes the ports of controllers that have died must not end the run: clients read
+            # the addresses again.
+            if not (wanted and served):
+                raise
+            bound = add_port(server, at(config.controller.host, 0), config.auth, token)
+            event(log, "port taken", logging.WARNING, port=wanted, instead=bound)
         address = at(host, bound)
     door = open_door(config, run_dir, controller_id, token=token, host=host)
     endpoint = await asyncio.to_thread(ensure_redis, run_dir, config.redis)
@@ -155,11 +164,16 @@ async def serve(
 
 async def _keep_front(config: Config, run_dir: Path) -> None:
     """Starts the listener for workers on other machines again whenever it has ended."""
+    told = ""
     while True:
         await asyncio.sleep(FRONT_S)
         if front_is_down(run_dir, config.redis):
-            with contextlib.suppress(BadInput, OSError):
+            try:
                 await asyncio.to_thread(ensure_redis, run_dir, config.redis)
+            except (BadInput, OSError) as error:
+                if told != str(error):
+                    event(log, "other machines cannot reach Redis", logging.WARNING, why=error)
+                told = str(error)
 
 
 async def _run_until(stop: asyncio.Event, controller: Controller) -> None:

@@ -63,6 +63,28 @@ def test_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     assert not (tmp_path / "r" / "redis").exists()
 
 
+async def test_a_controller_whose_port_was_taken_while_it_was_dead_moves(tmp_path: Path) -> None:
+    with Controllers(tmp_path, write_config(tmp_path)) as own, socket.socket() as stranger:
+        (port,) = free_ports("127.0.0.1", 1)
+        own.start(port=port).kill()
+        where = [f"127.0.0.1:{port}"]
+        control = ControlPlane.from_config(config_of(own), where, own.run_dir)
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        options = ("--run-dir", str(own.run_dir), "--id", "controller-0", "--port", str(port))
+        again = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "controller", str(own.config), *options)
+        )
+        try:
+            await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), patient(60))
+            assert control.address != where[0]
+        finally:
+            again.terminate()
+            await again.wait()
+            await control.close()
+
+
 def test_a_config_that_cannot_work_is_one_clear_line(tmp_path: Path) -> None:
     """Others: tests/golden/commands.txt."""
     config = write_config(tmp_path, redis={"url": "redis://:secret@127.0.0.1:1/0"})
