@@ -46,6 +46,14 @@ def check_ours(directory: Path) -> None:
             _judge(above, status, status.st_uid)
 
 
+def without_links(directory: Path) -> Path:
+    """``directory`` with its links followed. Raises NotOurs if another user has made the last one:
+    they chose what it names, as a run of ours that would be continued or cleared."""
+    if directory.is_symlink():
+        _judge_link(directory, 0)
+    return directory.resolve()
+
+
 def others_can_replace(path: Path) -> bool:
     """True if a user other than this one and root can put something else in the place of ``path``,
     which may be missing: a directory above it is theirs, or they can write in it, and no sticky bit
@@ -70,6 +78,8 @@ def read_ours(path: Path, *, linked: bool = False, trusted: int = 0) -> bytes:
     OSError if it cannot be read."""
     if linked:
         _judge_link(path, trusted)
+    if path.is_fifo():
+        _judge(path, path.stat(), trusted)  # opening one of another user's would wait for ever
     try:
         descriptor = os.open(path, os.O_RDONLY | (0 if linked else os.O_NOFOLLOW))
     except OSError as error:

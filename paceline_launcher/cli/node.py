@@ -16,7 +16,7 @@ import typer
 
 from paceline.config.load import load_config, to_toml
 from paceline.errors import BadInput
-from paceline.process.files import set_process_limits
+from paceline.process.files import set_process_limits, without_links
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -100,7 +100,7 @@ def node(
     mine = seen if gpus is None else seen[:gpus]
     placement = Placement(settings, 0 if elsewhere else here.nodes, len(mine))
     workers = NodeWorkers(settings, placement=placement, node=here.rank, gpus=mine)
-    directory = (run_dir or default_run_dir(settings)).resolve()
+    directory = without_links(run_dir or default_run_dir(settings))
     digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:32]
     job = NodeJob(uuid.uuid4().hex, settings.run.name, here.nodes, len(mine), digest)
     this = _Node(settings, directory, here, job, workers)

@@ -16,7 +16,7 @@ import typer
 from paceline.config.load import load_config
 from paceline.errors import BadInput
 from paceline.observe.checkpoint_links import META, VOID
-from paceline.process.files import set_process_limits
+from paceline.process.files import set_process_limits, without_links
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -72,7 +72,7 @@ def up(
 
     set_process_limits()
     settings = load_config(config, [*(overrides or ()), *from_override(begin_with)])
-    directory = (run_dir or default_run_dir(settings)).resolve()
+    directory = without_links(run_dir or default_run_dir(settings))
     note = check_begins_elsewhere(settings, directory)
     fleet = settings.fleet
     line = (

@@ -12,7 +12,14 @@ from paceline.config.load import load_config
 from paceline.config.sections.services import AuthConfig
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.process import files
-from paceline.process.files import NotOurs, check_ours, new_private_directory, private_directory
+from paceline.process.files import (
+    NotOurs,
+    check_ours,
+    new_private_directory,
+    private_directory,
+    read_ours,
+    without_links,
+)
 from paceline.rpc.auth import TOKEN_VARIABLE, AuthError, own_token, read_token
 from paceline.rpc.grpc_channel import open_channel
 from paceline_launcher.cli.common import run_addresses
@@ -211,3 +218,26 @@ def test_a_token_that_cannot_be_put_into_its_place_leaves_no_secret_behind(
     with pytest.raises(PermissionError):
         own_token(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_of_another_user_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    pipe = tmp_path / "run.toml"
+    os.mkfifo(pipe)
+    given_away(pipe)
+    for read in (read_ours, load_config):
+        with pytest.raises(NotOurs, match="belongs to"):
+            read(pipe)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_run_directory_that_another_user_chose_is_refused(tmp_path: Path, exists: bool) -> None:
+    own, link = tmp_path / "own", tmp_path / "link"
+    if exists:
+        own.mkdir(mode=0o700)
+    link.symlink_to(own)
+    assert without_links(link) == own.resolve()
+    if os.geteuid():
+        pytest.skip("only root can give a link to another user")
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.raises(NotOurs, match="symbolic link"):
+        without_links(link)
