@@ -156,6 +156,11 @@ class RankWeights:
     tensors: Mapping[str, Tensor]  # Whole, by name, row-major; not to be written to
     slices: Mapping[Place, Tensor] = field(default_factory=dict)
     """The parts of them that are on the device; none if it has no room, or without a plan."""
+    host: Mapping[str, Tensor] | None = None
+    """``tensors`` in host memory, if they are copies on the device."""
+
+    def off_device(self) -> "RankWeights":
+        return RankWeights(self.host or self.tensors)
 
     def part(self, place: Place) -> Tensor:
         if (staged := self.slices.get(place)) is not None:
@@ -201,7 +206,8 @@ def stage_for(
     if plan is not None:
         parts = {key[:4]: whole.part(key[:4]) for key in plan.views}
         return RankWeights(tensors, _on(device, parts) or {})
-    return whole if ranks > 1 else RankWeights(_on(device, tensors) or tensors)
+    moved = _on(device, tensors) if ranks == 1 else None
+    return RankWeights(moved, host=tensors) if moved else whole
 
 
 def _on(device: torch.device, tensors: Mapping[_Name, Tensor]) -> dict[_Name, Tensor] | None:

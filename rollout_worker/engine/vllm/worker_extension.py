@@ -203,7 +203,7 @@ class _Weights:
         swap back takes them from host memory."""
         with self.lock:
             for key, weights in self.staged.items():
-                self.staged[key] = RankWeights(weights.tensors)
+                self.staged[key] = weights.off_device()
 
 
 def _repack_shared(model: nn.Module) -> None:
