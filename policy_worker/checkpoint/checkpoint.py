@@ -261,6 +261,9 @@ class Checkpointer:
             self._send(job, {"error": str(error)})
             event(log, "checkpoint failed", logging.ERROR, step=job.step, error=error)
             raise
+        finally:
+            if job.copies.exception() is None:
+                self._copies.give_back(job.copies.result())
         size, seconds = sum(f["size"] for f in files.values()), time.monotonic() - job.begun
         if self._replica.leads:
             event(log, "checkpoint", step=job.step, version=job.version, bytes=size, s=seconds)
@@ -289,11 +292,7 @@ class Checkpointer:
                 raise
 
     def _write_mine(self, job: _Job, partial: Path) -> dict[str, Any]:
-        copies = job.copies.result()
-        try:
-            return write_shards(job.slices, copies, partial, self._replica.rank)
-        finally:
-            self._copies.give_back(copies)
+        return write_shards(job.slices, job.copies.result(), partial, self._replica.rank)
 
     def _meta(self, job: _Job, files: dict[str, Any]) -> dict[str, Any]:
         model = self._config.model

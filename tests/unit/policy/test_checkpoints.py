@@ -161,6 +161,7 @@ def test_failed_write_leaves_no_checkpoint_and_says_why(config, checkpointer, tm
     with pytest.raises(OSError, match="checkpoints"):
         checkpointer.save_async(tiny_state(config)).result(30)
     assert complete(tmp_path / "run" / "checkpoints") == []
+    assert checkpointer._copies._free, "the next try has the memory of this one"
 
 
 def test_delete_removes_only_checkpoints_of_this_run(config, checkpointer, tmp_path):
