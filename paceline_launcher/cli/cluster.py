@@ -216,18 +216,20 @@ def wait(config: ConfigArgument, *, given: Given, as_json: JsonOption = False) -
     """Wait until a run ends, then write summary.json and the exported model into its directory.
 
     For runs whose controllers and workers a scheduler starts: `paceline up` and `paceline node` do
-    it themselves. Exit status: 0 if the run has finished and its model is exported, 1 if it failed.
+    it themselves. Exit status: 0 if the run has finished and its model is exported, 130 if it
+    was interrupted, else 1.
 
     Example: paceline wait run.toml --controllers a:7000,b:7000 --run-dir /shared/runs/demo
     """
+    from paceline_launcher.launch.ending import exit_status
+
     settings, addresses, directory = given.read(config)
     summary = asyncio.run(_end(settings, directory, addresses))
     if as_json:
         print_json({**summary, "run_dir": str(directory)})
     else:
         print_outcome(summary, directory)
-    if summary["status"] != "finished" or not summary["export"]:
-        raise typer.Exit(1)
+    raise typer.Exit(exit_status(summary))
 
 
 async def _end(settings: Config, directory: Path, addresses: list[str]) -> dict[str, Any]:

@@ -184,7 +184,8 @@ def run_to_end(
     what is started, for people. ``options``: further fields of ``Run``."""
     from paceline.observe.curves import Progress
     from paceline.observe.projection import Projection
-    from paceline_launcher.launch.run import EXIT_STATUS, Run
+    from paceline_launcher.launch.ending import exit_status
+    from paceline_launcher.launch.run import Run
     from paceline_launcher.live_view import RunOutput, open_console
 
     # The view of a continued run begins with the rewards so far.
@@ -205,7 +206,7 @@ def run_to_end(
         sys.stdout.flush()
     except (OSError, SystemExit):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_STATUS[summary["status"]]
+    return exit_status(summary)
 
 
 def print_outcome(summary: dict[str, Any], directory: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,12 @@ async def close_books(
         # It takes nothing from how the run has ended.
         note(f"error: summary.json is not written: {in_words(error, run_dir)}")
     return summary
+
+
+def exit_status(summary: Mapping[str, Any]) -> int:
+    """0 if the run has finished and its model is exported, 130 if it was interrupted, else 1."""
+    done = summary["status"] == "finished" and summary["export"]
+    return 0 if done else 130 if summary["status"] == "interrupted" else 1
 
 
 def replay(redis_url: str, run_id: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import CONTROLLER, ChildSpecs, controller_ports
-from paceline_launcher.launch.ending import close_books
+from paceline_launcher.launch.ending import close_books, exit_status
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from paceline_launcher.launch.node_workers import NodeWorkers
@@ -50,10 +50,6 @@ PATIENCE_S = 10.0  # between SIGTERM and SIGKILL
 CONTROLLER_PATIENCE_S = 5.0
 LEAVE_S = 10.0
 """Time for the workers of a stopped run to hand their tasks back and to leave by themselves."""
-
-
-EXIT_STATUS = {"finished": 0, "failed": 1, "interrupted": 130}
-"""Exit status of the launcher, by the status of the run."""
 
 
 @dataclass(eq=False)
@@ -95,7 +91,7 @@ class Run:
         try:
             summary = await self._start_to_end(specs)
             status, reason = summary["status"], str(summary.get("reason") or "")
-            ended = RunOutcome(session, status, EXIT_STATUS[status], reason)
+            ended = RunOutcome(session, status, exit_status(summary), reason)
             return summary
         except BaseException as error:
             code = error.exit_status if isinstance(error, UserError) else 1

@@ -88,7 +88,7 @@ def in_force(config: Config, run_dir: Path) -> tuple[Config, dict[str, Any]]:
             elif line.get("type") == EventType.SETTINGS_CHANGED:
                 known.values |= {name: new for name, (_, new) in line["changes"].items()}
                 known.configured |= line["configured"]
-    except (DamagedFile, OSError):
+    except (DamagedFile, OSError, KeyError, TypeError, ValueError):
         return config, {}  # readers of the events say what is damaged
     edited = known.edited(file) if known.configured else file
     stays = {

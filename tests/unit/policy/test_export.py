@@ -178,6 +178,7 @@ def test_a_run_has_finished_though_the_disk_has_no_room_for_its_export(run, monk
     how = {"status": "finished", "reason": "completed", "redis_url": ""}
     summary = asyncio.run(ending.close_books(config, run_dir, print, **how))
     assert (summary["status"], summary["export"]) == ("finished", None)
+    assert ending.exit_status(summary) == 1
     for words in ("completed", "export.log. Free space", f"paceline export {run_dir} --out"):
         assert words in summary["reason"]
 

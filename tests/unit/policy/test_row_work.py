@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu_check.models import TOY, make_group, make_model, run_config
-from benchmarks.gpu_check.models import make_gradients as make_gradients_of
 from policy_worker.model import heads
 from policy_worker.model.heads import score
 from policy_worker.model.policy_model import compile_model, load_model
@@ -62,6 +60,9 @@ def test_a_row_waits_for_nothing_and_converts_no_weight(dtype, monkeypatch):
 
 
 def test_a_layer_dispatches_few_operators_and_converts_activations_alone():
+    from benchmarks.gpu_check.models import TOY, make_group, make_model, run_config
+    from benchmarks.gpu_check.models import make_gradients as make_gradients_of
+
     shape, groups = replace(TOY, layers=2), [make_group(TOY, 256, seed) for seed in (0, 1)]
     found = []
     for layers in (2, 4):
