@@ -1,7 +1,6 @@
 """What a row costs the host, and the kernels that save it work: no wait, no conversion of weights,
 few graphs, and the numbers of plain attention and of a plain softmax."""
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -60,14 +59,12 @@ def test_a_row_waits_for_nothing_and_converts_no_weight(dtype, monkeypatch):
 
 
 def test_a_layer_dispatches_few_operators_and_converts_activations_alone():
-    from benchmarks.gpu_check.models import TOY, make_group, make_model, run_config
-    from benchmarks.gpu_check.models import make_gradients as make_gradients_of
-
-    shape, groups = replace(TOY, layers=2), [make_group(TOY, 256, seed) for seed in (0, 1)]
+    section = {"dtype": "bfloat16", "gradient_checkpointing": False}
+    config = make_config(model_section=section, train={"tokens_per_microbatch": 512})
+    groups = random_groups(2, group_size=8, seed=2)
     found = []
     for layers in (2, 4):
-        config = run_config("bfloat16", 256, compiled=False)
-        gradients = make_gradients_of(make_model(replace(shape, layers=layers), CPU), config, CPU)
+        gradients = make_gradients(config, tiny_network("qwen3", layers=layers))
         gradients.begin(step_totals(groups), keys(groups))
         gradients.add(groups[:1])
         with Counted() as counted:
