@@ -15,7 +15,6 @@ rank that has read one deletes it.
 import functools
 import itertools
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShard
 from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
 from policy_worker.model.host_memory import DeviceCopies
+from policy_worker.model.precision import float32_names
 from policy_worker.model.train_state import NO_VERSION, TrainState
 from policy_worker.objectives.objective import POLICY
 from policy_worker.ranks.operations import on_every_rank
@@ -265,10 +265,7 @@ def wire_dtype(state: TrainState) -> WireDtype:
     dtype = compute_dtype(config.model, device, config.rollout.dtype)
     if dtype == "float32":
         return WireDtype()
-    kept = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
-    choice = "|".join(rf"(?:^|\.)(?:{module})(?:$|\.)" for module in sorted(kept)) or "$^"
-    names = [name for name, _ in state.weights_of(POLICY) if re.search(choice, name)]
-    return WireDtype(getattr(torch, dtype), frozenset(names))
+    return WireDtype(getattr(torch, dtype), frozenset(float32_names(policy)))
 
 
 log = logging.getLogger(__name__)

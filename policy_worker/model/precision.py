@@ -9,7 +9,8 @@ model that was loaded in bfloat16, and nothing is converted in a row. The ranks 
 gather their weights in bfloat16 to the same effect (ranks.sharding).
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -18,8 +19,18 @@ from torch import nn
 from policy_worker.model.heads import HEAD
 
 
+def float32_names(model: nn.Module) -> Iterator[str]:
+    """Names of the parameters and buffers that the architecture computes in float32 whatever the
+    type of the model, such as a router's bias."""
+    parts = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    choice = "|".join(rf"(?:^|\.)(?:{part})(?:$|\.)" for part in sorted(parts)) or "$^"
+    names = dict.fromkeys((*dict(model.named_parameters()), *dict(model.named_buffers())))
+    return (name for name in names if re.search(choice, name))
+
+
 class BfloatCopies:
-    """Copies that take the place of the float32 parameters of ``models``, except of scalar heads.
+    """Copies that take the place of the float32 parameters of ``models``, except of scalar heads
+    and of what the architecture keeps in float32.
     The gradient of a copy is added to its original's when it is complete, and dropped. Buffers
     stay: rotary frequencies would lose what tells far positions apart."""
 
@@ -28,11 +39,13 @@ class BfloatCopies:
         self.stale = True
         """The weights may have changed since they were copied."""
         for model in models:
-            keep = getattr(model, HEAD, None)
-            for module in model.modules():
+            kept = set(float32_names(model))
+            for prefix, module in model.named_modules():
                 for name, weight in module._parameters.items():
-                    if weight is not None and module is not keep:
-                        module._parameters[name] = self._copy(weight)
+                    full = f"{prefix}.{name}" if prefix else name
+                    if weight is None or full in kept or module is getattr(model, HEAD, None):
+                        continue
+                    module._parameters[name] = self._copy(weight)
 
     def _copy(self, weight: nn.Parameter) -> nn.Parameter:
         if weight not in self.copy_of:  # tied ones stay tied

@@ -167,3 +167,10 @@ def test_a_failure_to_compile_goes_on_without(tmp_path, monkeypatch, caplog):
         found.append([p.grad for p in gradients.parameters])
     torch.testing.assert_close(*found, atol=0, rtol=0)
     assert "no compiler" in caplog.text
+
+
+def test_what_an_architecture_keeps_in_float32_has_no_copy():
+    model = torch.nn.ModuleDict({"gate": torch.nn.Linear(2, 2), "up": torch.nn.Linear(2, 2)})
+    model._keep_in_fp32_modules_strict = {"gate"}
+    BfloatCopies([model])
+    assert [model[name].weight.dtype for name in ("gate", "up")] == [torch.float32, torch.bfloat16]
