@@ -194,8 +194,8 @@ def _no_weights(e: Evidence, subject: str, workers: list[WorkerEvidence]) -> Dia
 
 def _user_code(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Diagnosis:
     kind, setting, hint = _USER_CODE[wait.kind]
-    others = f" and {wait.count - 1} more groups" if wait.count > 1 else ""
-    because, following = f"called by {worker.words} for one group{others}", ""
+    group = f"one of {wait.count} groups" if wait.count > 1 else "one group"
+    because, following = f"called by {worker.words} for {group}", ""
     if wait.limit_s:
         # The wait includes the queue before the call.
         left = f"in {seconds(wait.left_s)}" if wait.left_s else "after its call's time"

@@ -160,7 +160,7 @@ def _sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not is_number(part, 2, MOST_GPUS):
-            raise BadInput(f"--gpus {text}: {part or 'nothing'} is no number from 2 to {MOST_GPUS}")
+            raise BadInput(f"--gpus {text}: {part!r} is no number from 2 to {MOST_GPUS}")
     return sorted({int(part) for part in parts})
 
 
