@@ -237,6 +237,7 @@ def _no_setting(field: Field) -> str:
     section, leaf = ".".join(path), field[-1]
     if section in SECTIONS:
         inside = [name for name in SETTINGS if name.startswith(f"{section}.")]
+        inside += [name for name in SECTIONS if name.startswith(f"{section}.")]
     else:
         inside = [f"{section}.{name}" for name in model.model_fields] if path else []
     siblings = {name.rpartition(".")[2]: name for name in inside}

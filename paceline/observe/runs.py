@@ -78,6 +78,7 @@ def summarise(
         "late_share": _mean(column("late_share")),
         "masked_share": _mean(column("masked_share")),
         "dropped_share": _mean(column("dropped_share")),
+        "zero_variance_share": _mean(column("zero_variance_share")),
         "ess": _mean(column("ess")),
         "samples_per_s": _rate(run, "samples"),
         "tokens_per_s": _rate(run, "tokens"),

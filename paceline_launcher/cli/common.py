@@ -147,7 +147,9 @@ class Target:
             return asyncio.run(session())
         except (ControlPlaneUnavailable, BadInput) as error:
             if last := self.last_known():
-                message = f"the run in {self.run_dir} is not running: {last}"
+                message = (
+                    f"the run in {self.run_dir} is not running: {last}. paceline why says more"
+                )
                 raise ControlPlaneUnavailable(message) from error
             raise
 

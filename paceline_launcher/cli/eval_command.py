@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.config.fields import Section
+from paceline.config.fields import CARRIED, Section
 from paceline.config.load import ConfigError, changed_config, load_config, parse_setting
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig, EvaluationConfig
@@ -92,7 +92,7 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         greedy=not sampled,
         temperature=wanted.temperature,
         top_p=wanted.top_p,
-        limit=wanted.limit or (1 << 31),
+        limit=wanted.limit or CARRIED - 1,
     )
     # Nothing is trained, and what the run trained may have needed recorded rows.
     sections: dict[str, Section] = {"train": TrainConfig(), "objective": ObjectiveConfig()}

@@ -233,7 +233,8 @@ RESULTS = {
     "best checkpoint": "step {best_checkpoint_step}, held-out reward {best_checkpoint_eval}",
     "staleness": "at most {max_staleness} steps (a group begins within train.max_staleness steps, "
     "and a long one ends later)",
-    "dropped groups": "{groups_dropped}",
+    "equal rewards": "within a share of {zero_variance_share} of the groups, which teaches nothing",
+    "dropped groups": "{groups_dropped}; paceline events names them",
     "failovers": "{controller_failovers}",
     "mesh rebuilds": "{mesh_rebuilds}",
     "rollbacks": "{rollbacks}",

@@ -12,7 +12,7 @@ from paceline.config.schema import Config, length_in_words, run_steps
 from paceline.dataset.rows import DataError, Row, RowSource, prompt_of
 from paceline.dataset.training_rows import load_rows_of, open_source, open_training_rows
 from paceline.errors import BadInput
-from paceline_launcher.preflight.findings import Finding, Findings, Start, fail, ok
+from paceline_launcher.preflight.findings import CORRECT, Finding, Findings, Start, fail, ok, warn
 
 ANSWERS = 64  # Rows of a source whose answers are looked at
 PROMPTS = 256  # First rows whose prompts are counted
@@ -62,14 +62,15 @@ def open_data(config: Config) -> FoundData:
         try:
             read[setting] = load()
         except DataError as error:
-            text = str(error)
-            findings.append(fail(text if text.startswith(setting) else f"{setting}: {text}"))
+            text, _, field = str(error).partition(". Set data.")
+            text = text if text.startswith(setting) else f"{setting}: {text}"
+            findings.append(fail(text, f"Set data.{field}" if field else CORRECT))
     rows = [read[setting] for setting in training if setting in read]
     return FoundData(findings or [ok(f"{sum(map(len, rows))} rows")], rows)
 
 
 def prompt_lengths(start: Start) -> Findings:
-    """Checks whether one of the first prompts fits, without what a chat template adds."""
+    """Checks whether the first prompts fit, without what a chat template adds."""
     from tokenizers import Tokenizer
 
     config, most, counts = start.config, start.config.data.max_prompt_tokens, []
@@ -86,10 +87,14 @@ def prompt_lengths(start: Start) -> Findings:
             content = prompt_of(row, config.data)
             text = content if isinstance(content, str) else "".join(m["content"] for m in content)
             counts.append(len(encode(text, add_special_tokens=False).ids))
-    if counts and min(counts) > most:
+    longer = sum(count > most for count in counts)
+    remedy = "Raise it, or set data.long_prompts to truncate them"
+    if counts and longer == len(counts):
         found = f"the shortest of {len(counts)} prompts has {min(counts)}, so that all are dropped"
-        remedy = "Raise it, or set data.long_prompts to truncate them"
         yield fail(f"data.max_prompt_tokens = {most}: {found}", remedy)
+    elif longer:
+        found = f"{longer} of the first {len(counts)} prompts are longer, and are dropped"
+        yield warn(f"data.max_prompt_tokens = {most}: {found}", remedy)
 
 
 def run_length(start: Start) -> Findings:

@@ -29,7 +29,8 @@ class Finding:
     def __str__(self) -> str:
         if not self.remedy:
             return masked(self.found)
-        return masked(f"{self.found}{'' if self.found.endswith(('.', '?')) else '.'} {self.remedy}")
+        between = "" if self.found.endswith("\n") else " " if self.found[-1:] in ".?" else ". "
+        return masked(f"{self.found}{between}{self.remedy}")
 
 
 Findings = Iterator[Finding]

@@ -81,7 +81,7 @@ def rewards(start: Start) -> Findings:
         where = "rollout.environment" if config.rollout.environment else "reward.functions"
         found = f"{where}: tried on the first row with a made-up completion: {trial['problem']}"
         if trial["trace"]:
-            found += "\n    " + trial["trace"].rstrip().replace("\n", "\n    ") + "\n   "
+            found += "\n    " + trial["trace"].rstrip().replace("\n", "\n    ") + "\n"
         yield fail(found, TRY) if trial["wrong"] else warn(found, TRY)
     if doubtful := trial["doubtful"]:
         more = f"; and {len(doubtful) - 3} more" if len(doubtful) > 3 else ""

@@ -13,6 +13,7 @@
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import NamedTuple
@@ -292,7 +293,8 @@ def release(
     """Ends the lease without a group: the task is queued first, or quarantined."""
     if counts and len(task.failures) + 1 >= d.state.run.max_attempts:
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
-        d.emit(ev.TaskDropped(*task.ref, DropReason.QUARANTINED, "; ".join(tries)))
+        told = (f"{n} times {text}" if n > 1 else text for text, n in Counter(tries).items())
+        d.emit(ev.TaskDropped(*task.ref, DropReason.QUARANTINED, "; ".join(told)))
     else:
         d.emit(ev.TaskReleased(*task.ref, worker.worker_id, reason, counts, detail, suspected))
 

@@ -59,7 +59,7 @@ function showRun(run) {
   $("v-progress").max = run.total_steps || 1;
   $("v-progress").value = run.step;
   const m = run.metrics;
-  const stale = `${number(m.staleness_max)} of ${run.max_staleness}`;
+  const stale = `${number(m.staleness_mean)}, max ${number(m.staleness_max)}`;
   put($("v-reward"), "reward_mean" in m ? m.reward_mean.toFixed(3) : "–");
   put($("v-tokens"), "tokens_per_s" in m && !run.stalled_s ? number(m.tokens_per_s) : "–");
   put($("v-stale"), "staleness_max" in m ? stale : "–");

@@ -72,6 +72,7 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("", "an empty name is not a setting. The sections are run, model"),
+        ("train.optimiser", "Did you mean train.optimizer?"),
         ("nowhere." * 1000, "The sections are run, model"),
     ],
 )

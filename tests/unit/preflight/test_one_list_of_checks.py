@@ -273,6 +273,10 @@ def test_a_limit_that_drops_every_prompt_is_refused(config_file: Path, tmp_path:
     assert check.state == "fail" and "the shortest of 3 prompts has 7" in check.found
     config = load_config(config_file, [model, "data.max_prompt_tokens=7"])
     assert list(data.prompt_lengths(Start(config, tmp_path))) == []
+    with (tmp_path / "rows.jsonl").open("a") as rows:
+        rows.write('{"prompt": "s123456=", "answer": "b"}\n')
+    (check,) = data.prompt_lengths(Start(config, tmp_path))
+    assert check.state == "warn" and "1 of the first 4 prompts are longer" in check.found
 
 
 def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path: Path) -> None:
