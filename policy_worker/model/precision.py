@@ -24,8 +24,8 @@ def float32_names(model: nn.Module) -> Iterator[str]:
     type of the model, such as a router's bias."""
     parts = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     choice = "|".join(rf"(?:^|\.)(?:{part})(?:$|\.)" for part in sorted(parts)) or "$^"
-    names = dict.fromkeys((*dict(model.named_parameters()), *dict(model.named_buffers())))
-    return (name for name in names if re.search(choice, name))
+    named = (*model.named_parameters(), *model.named_buffers())
+    return (name for name, _ in named if re.search(choice, name))
 
 
 class BfloatCopies:
@@ -40,11 +40,10 @@ class BfloatCopies:
         """The weights may have changed since they were copied."""
         for model in models:
             kept = set(float32_names(model))
-            for prefix, module in model.named_modules():
-                for name, weight in module._parameters.items():
-                    full = f"{prefix}.{name}" if prefix else name
-                    if weight is None or full in kept or module is getattr(model, HEAD, None):
-                        continue
+            for path, weight in [*model.named_parameters(remove_duplicate=False)]:
+                place, _, name = path.rpartition(".")
+                module = model.get_submodule(place)
+                if path not in kept and module is not getattr(model, HEAD, None):
                     module._parameters[name] = self._copy(weight)
 
     def _copy(self, weight: nn.Parameter) -> nn.Parameter:
