@@ -40,12 +40,7 @@ from paceline.process.files import new_private_directory, private_directory, rep
 from paceline.process.lifetime import started_s
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
-from paceline.redis.server import (
-    REDIS_OUT_OF_REACH,
-    ensure_redis,
-    front_is_down,
-    stop_redis,
-)
+from paceline.redis.server import REDIS_OUT_OF_REACH, ensure_redis, out_of_reach, stop_redis
 from paceline.rpc.addresses import at, is_loopback
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.grpc_channel import METHODS
@@ -167,13 +162,15 @@ async def _keep_front(config: Config, run_dir: Path) -> None:
     told = ""
     while True:
         await asyncio.sleep(FRONT_S)
-        if front_is_down(run_dir, config.redis):
+        if why := out_of_reach(run_dir, config.redis):
             try:
                 await asyncio.to_thread(ensure_redis, run_dir, config.redis)
+                why = out_of_reach(run_dir, config.redis)
             except (BadInput, OSError) as error:
-                if told != str(error):
-                    event(log, "other machines cannot reach Redis", logging.WARNING, why=error)
-                told = str(error)
+                why = str(error)
+        if why and why != told:
+            event(log, "other machines cannot reach Redis", logging.WARNING, why=why)
+        told = why
 
 
 async def _run_until(stop: asyncio.Event, controller: Controller) -> None:

@@ -24,7 +24,7 @@ from paceline.observe.vocabulary import Severity
 from paceline.process import waits
 from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
-from paceline.redis.server import embedded_pid
+from paceline.redis.server import embedded_pid, out_of_reach
 from paceline.v1 import admin_pb2, worker_pb2
 from paceline.worker_pools import desired_workers
 
@@ -69,7 +69,8 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
     if config.redis.url is not None:  # without its password
         redis = f"Redis at {config.redis.url.rpartition('@')[2].rpartition('//')[2]}"
     living = (w for w in state.fleet.workers.values() if w.alive)
-    stores = ", ".join(map(masked, config.payloads.urls)) or redis
+    own_store = out_of_reach(controller.run_dir, config.redis) or redis
+    stores = ", ".join(map(masked, config.payloads.urls)) or own_store
     return Evidence(
         state,
         config.fleet,

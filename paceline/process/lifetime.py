@@ -53,6 +53,20 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
+def recorded_process(path: Path) -> psutil.Process | None:
+    """The process whose id and start are the first words of the file ``path``; None if it has
+    ended: its id may be another's by now."""
+    import psutil
+
+    try:
+        pid, started = path.read_text().split()[:2]
+        process = psutil.Process(int(pid))
+        same = started_s(process.pid) == float(started)
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return process if same and alive(process) else None
+
+
 def wait_ended(process: psutil.Process, timeout_s: float) -> bool:
     """Blocks until ``process`` has ended, reaped or not. Returns False after ``timeout_s`` seconds.
     psutil's own wait returns once the process id has vanished. In a container that may take

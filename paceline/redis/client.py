@@ -10,6 +10,7 @@ full disk of the server have a name and a remedy; the words stand in the leader'
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -65,43 +66,33 @@ def parse_sentinel(url: str) -> SentinelUrl | None:
 
 def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 64) -> Any:
     """A ``redis.asyncio.Redis`` for ``url`` that returns bytes and follows a Sentinel's master."""
-    import redis.asyncio as aio
-    from redis.asyncio.retry import Retry
-    from redis.asyncio.sentinel import Sentinel
-
-    pool = {"max_connections": max_connections}
-    return _client(url, aio.Redis, Sentinel, Retry, timeout_s, pool)
+    return _client("redis.asyncio", url, timeout_s, max_connections=max_connections)
 
 
 def connect_sync(url: str, *, timeout_s: float = 5.0) -> Any:
     """A blocking ``redis.Redis`` for ``url`` that returns bytes and follows a Sentinel's master."""
-    from redis import Redis
-    from redis.retry import Retry
-    from redis.sentinel import Sentinel
-
-    return _client(url, Redis, Sentinel, Retry, timeout_s, {})
+    return _client("redis", url, timeout_s)
 
 
-def _client(
-    url: str, redis: Any, sentinel: Any, retry: Any, timeout_s: float, pool: dict[str, int]
-) -> Any:
+def _client(package: str, url: str, timeout_s: float, **pool: int) -> Any:
+    """``package``: redis or redis.asyncio. Imported on demand."""
     from redis.backoff import NoBackoff
 
+    redis, retry, sentinel = (import_module(package + part) for part in ("", ".retry", ".sentinel"))
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
-        "retry": retry(NoBackoff(), 0),
+        "retry": retry.Retry(NoBackoff(), 0),
     }
     parts = parse_sentinel(url)
     if parts is None:
-        return redis.from_url(url, **options, **pool)
+        return redis.Redis.from_url(url, **options, **pool)
     options |= {"db": parts.db, "ssl": parts.tls}
     options |= {"username": parts.username, "password": parts.password}
     # Sentinels are asked with a short timeout and without the master's password.
     asked = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": parts.tls}
-    return sentinel(list(parts.sentinels), sentinel_kwargs=asked, **options).master_for(
-        parts.service
-    )
+    sentinels = sentinel.Sentinel(list(parts.sentinels), sentinel_kwargs=asked, **options)
+    return sentinels.master_for(parts.service)
 
 
 def trouble_of(error: BaseException) -> str:

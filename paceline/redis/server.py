@@ -31,11 +31,11 @@ from paceline.config.sections.services import RedisConfig
 from paceline.errors import BadInput
 from paceline.masking import masked
 from paceline.process.files import private_directory, write_private
-from paceline.process.lifetime import alive, started_s, wait_ended
+from paceline.process.lifetime import alive, recorded_process, started_s, wait_ended
 from paceline.process.structured_log import first_line
 from paceline.redis.append_only_file import REFUSALS, Damaged, cut_torn_tail
 from paceline.redis.client import connect_sync
-from paceline.redis.tls_front import Front, ensure_front, front_process
+from paceline.redis.tls_front import Front, end_front, ensure_front, front_trouble
 from paceline.redis.users import CONTROLLER, WORKER, acl_lines, server_socket, user_url
 from paceline.rpc.addresses import at, is_loopback
 
@@ -98,7 +98,7 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
         return _probe_existing(cfg.url)
     home = private_directory(run_dir / "redis")
     with _locked(home / "lock"):
-        if (process := _running(home) or _adopt(home)) is not None:
+        if (process := recorded_process(home / "pid") or _adopt(home)) is not None:
             # A server that was just killed may still count as running; then it is replaced.
             with suppress(_Ended):
                 _wait_until_ready(home, process)
@@ -110,14 +110,15 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
         return replace(_start(home, cfg), healed=healed)
 
 
-def front_is_down(run_dir: Path, cfg: RedisConfig) -> bool:
-    """True if other machines cannot reach the embedded server: ``ensure_redis`` mends that."""
-    return cfg.url is None and _has_front(cfg) and front_process(run_dir / "redis") is None
+def out_of_reach(run_dir: Path, cfg: RedisConfig) -> str:
+    """The reason why other machines cannot reach the embedded server; empty if they can.
+    ``ensure_redis`` mends that as soon as it is possible."""
+    return front_trouble(run_dir / "redis") if cfg.url is None and _has_front(cfg) else ""
 
 
 def embedded_pid(run_dir: Path) -> int | None:
     """Process id of the embedded server of ``run_dir``; None if none runs. It may be stopped."""
-    process = _running(run_dir / "redis")
+    process = recorded_process(run_dir / "redis" / "pid")
     return None if process is None else process.pid
 
 
@@ -132,11 +133,10 @@ def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
     if not home.is_dir():
         return False
     with _locked(home / "lock"):
-        process = _running(home)
+        process = recorded_process(home / "pid")
         if process is None:
             return False
-        if (front := front_process(home)) is not None:
-            front.kill()
+        end_front(home)
         # SIGTERM: Redis writes and syncs its append-only file, then ends.
         process.terminate()
         if not wait_ended(process, timeout_s):
@@ -228,7 +228,7 @@ def _start(home: Path, cfg: RedisConfig) -> RedisEndpoint:
 def _endpoint(home: Path, cfg: RedisConfig, pid: int, *, started: bool) -> RedisEndpoint:
     front = None
     if _has_front(cfg):
-        front = ensure_front(home, cfg.host, cfg.port, server_socket(home))
+        front = ensure_front(home, cfg.host, cfg.port, server_socket(home), stays=not started)
     urls = user_url(home, CONTROLLER), user_url(home, WORKER)
     return RedisEndpoint(urls[0], pid, urls[1], started, front)
 
@@ -254,18 +254,14 @@ def _settings(home: Path, cfg: RedisConfig) -> list[str]:
         "enable-debug-command no",
         "enable-module-command no",
         f"dir {_quoted(home.resolve())}",
-        "daemonize no",
         "databases 1",
         "appendonly yes",
         f"appendfsync {cfg.appendfsync}",
-        "aof-load-truncated yes",
-        "auto-aof-rewrite-percentage 100",
         "auto-aof-rewrite-min-size 256mb",
         # The append-only file is the only persistence: no forks for dumps.
         'save ""',
         "maxmemory-policy noeviction",
         "tcp-backlog 128",
-        "loglevel notice",
     ]
     if cfg.maxmemory_mb is not None:
         lines.append(f"maxmemory {cfg.maxmemory_mb}mb")
@@ -273,12 +269,14 @@ def _settings(home: Path, cfg: RedisConfig) -> list[str]:
 
 
 def _wait_until_ready(home: Path, process: psutil.Process) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+    deadline, url = time.monotonic() + START_LIMIT_S, user_url(home, CONTROLLER)
     while time.monotonic() < deadline:
-        if _answers(user_url(home, CONTROLLER)):
+        with suppress(redis.RedisError, OSError), connect_sync(url, timeout_s=1.0) as client:
+            client.ping()  # The server has loaded its data and accepts the password.
             return
         if not alive(process):
-            last = _last_line(home / LOG)
+            lines = (home / LOG).read_text(errors="replace").split("\n")
+            last = next(filter(str.strip, reversed(lines)), "its log is empty")
             for number in CAN_PASS:
                 if os.strerror(number) in last:
                     raise OSError(number, os.strerror(number), str(home))
@@ -289,15 +287,6 @@ def _wait_until_ready(home: Path, process: psutil.Process) -> None:
         f"the embedded Redis (pid {process.pid}) does not answer after {START_LIMIT_S:.0f} s: see "
         f"{home / LOG}, or stop that process and start again"
     )
-
-
-def _answers(url: str) -> bool:
-    """True if the server has loaded its data and accepts the password."""
-    try:
-        with connect_sync(url, timeout_s=1.0) as client:
-            return bool(client.ping())
-    except (redis.RedisError, OSError):
-        return False
 
 
 def _adopt(home: Path) -> psutil.Process | None:
@@ -311,24 +300,8 @@ def _adopt(home: Path) -> psutil.Process | None:
     return process
 
 
-def _running(home: Path) -> psutil.Process | None:
-    """The process of the pid file, unless it has ended (a pid may be reused)."""
-    try:
-        pid, started = (home / "pid").read_text().split()
-        process = psutil.Process(int(pid))
-        same = started_s(process.pid) == float(started)
-    except (OSError, ValueError, psutil.Error):
-        return None
-    return process if same and alive(process) else None
-
-
 def _write_pid(home: Path, process: psutil.Process) -> None:
     (home / "pid").write_text(f"{process.pid} {started_s(process.pid)}\n")
-
-
-def _last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "its log is empty"
 
 
 @contextmanager

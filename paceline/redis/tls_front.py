@@ -4,10 +4,10 @@
 
 The server itself listens on its Unix socket alone. A worker learns the URL from the leader, with
 the certificate in it, so its password goes to this process and to nobody who took the port over.
-A connection whose first request does not log in ends with it: strangers keep none. Beyond
-``MOST_STRANGERS`` a new one takes the place of the one that has waited longest. The server sees a
-connection once that request is whole, and few at a time that it has not let in: its connections are
-the controllers' too.
+Nor can others do that once it has died: controllers hold the port. A connection whose first request
+does not log in ends with it: strangers keep none. Beyond ``MOST_STRANGERS`` a new one takes the
+place of the one that has waited longest. The server sees a connection once that request is whole,
+and few at a time that it has not let in: its connections are the controllers' too.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ import psutil
 
 from paceline.errors import BadInput
 from paceline.process.files import open_files_limit, set_process_limits, write_private
-from paceline.process.lifetime import alive, started_s
+from paceline.process.lifetime import recorded_process, started_s
 from paceline.process.user_code import python_module
 from paceline.rpc.addresses import bound_socket, free_ports, is_loopback
 from paceline.rpc.listeners import certificate_of
@@ -44,10 +44,10 @@ MOST_LOGINS = 256
 """Connections at a time whose login the server has not answered."""
 _COUNT = re.compile(rb"\*([2-9])\r\n")
 _SIZE = re.compile(rb"\$(\d{1,3})\r\n")
-_ENDED = (
-    *(OSError, ssl.SSLError, TimeoutError),
-    *(asyncio.IncompleteReadError, asyncio.LimitOverrunError),
-)
+_ENDED = OSError, EOFError, asyncio.LimitOverrunError
+_held: dict[Path, socket.socket] = {}
+"""By directory: a socket that does not listen, at the front's port. So only processes of this user
+can listen there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,29 @@ class Front:
     certificate: str  # PEM
 
 
-def ensure_front(home: Path, host: str, port: int, server: Path) -> Front:
+def ensure_front(home: Path, host: str, port: int, server: Path, *, stays: bool) -> Front:
     """Finds or starts the front of the Redis in ``home``, whose socket is ``server``. ``port`` 0:
-    that of the last start, or a free one. Raises BadInput if the port is taken. Only for callers
-    that hold the lock of ``home``."""
-    certificate = _certificate(home)
-    if front_process(home) is not None:
-        return Front(_record(home)[2], certificate)
-    listener = _listener(host, port, _record(home)[2])
-    bound = int(listener.getsockname()[1])
+    that of the last start, or a free one. Raises BadInput if the port is taken. ``stays``: workers
+    know the port of the last start; if that is taken, a later call starts the front. Only for
+    callers that hold the lock of ``home``."""
+    certificate, before = _certificate(home), _port(home)
+    address = "127.0.0.1" if is_loopback(host) else host
+    if front_process(home) is None:
+        fixed = before if stays else 0
+        with contextlib.suppress(*[BadInput] if fixed else []):
+            before = _start(home, server, _listener(address, fixed or port, before))
+    if home not in _held:
+        with contextlib.suppress(OSError):
+            _held[home] = bound_socket(address, before, shared=True)
+    return Front(before, certificate)
+
+
+def _start(home: Path, server: Path, listener: socket.socket) -> int:
+    """Starts the front and returns its port."""
     with listener, (home / "front.log").open("ab") as log:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        listener.listen(BACKLOG)
         child = subprocess.Popen(
             [*python_module("paceline.redis.tls_front"), str(home.resolve()), str(server)],
             stdin=listener.fileno(),
@@ -73,26 +86,38 @@ def ensure_front(home: Path, host: str, port: int, server: Path) -> Front:
             stderr=log,
             start_new_session=True,
         )
+        bound = int(listener.getsockname()[1])
     write_private(home / RECORD, f"{child.pid} {started_s(child.pid)} {bound}\n")
-    return Front(bound, certificate)
+    return bound
+
+
+def end_front(home: Path) -> None:
+    if (held := _held.pop(home, None)) is not None:
+        held.close()
+    if (front := front_process(home)) is not None:
+        front.kill()
+
+
+def front_trouble(home: Path) -> str:
+    """The reason why nobody can reach the front; empty if it runs."""
+    if front_process(home) is not None:
+        return ""
+    return (
+        "the run's own Redis, whose listener for other machines has ended and starts again once "
+        f"port {_port(home)} is free: end what listens there (ss -ltnp)"
+    )
 
 
 def front_process(home: Path) -> psutil.Process | None:
-    pid, started, _ = _record(home)
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if pid and started_s(pid) == started and alive(process):
-            return process
-    return None
+    return recorded_process(home / RECORD)
 
 
-def _record(home: Path) -> tuple[int, float, int]:
-    """Process id, its start and the port of the last front; zeroes for none."""
+def _port(home: Path) -> int:
+    """The port of the last front; 0 for none."""
     try:
-        pid, started, port = (home / RECORD).read_text().split()
-        return int(pid), float(started), int(port)
-    except (OSError, ValueError):
-        return 0, 0.0, 0
+        return int((home / RECORD).read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _certificate(home: Path) -> str:
@@ -105,10 +130,12 @@ def _certificate(home: Path) -> str:
 
 
 def _listener(host: str, port: int, before: int) -> socket.socket:
-    address = "127.0.0.1" if is_loopback(host) else host
-    for number in [port] if port else [*filter(None, [before]), *free_ports(address, 1)]:
+    for number in [port] if port else [*filter(None, [before]), *free_ports(host, 1)]:
+        if number == before:  # No stranger's, but another run of this user may listen there.
+            with contextlib.suppress(OSError), socket.create_connection((host, number), 1.0):
+                continue
         with contextlib.suppress(OSError):
-            return bound_socket(address, number, backlog=BACKLOG)
+            return bound_socket(host, number, shared=number == before)
     raise BadInput(
         f"redis.port: port {port} is in use on {host}: end what uses it (ss -ltnp), choose "
         "another, or 0 for a free port"

@@ -113,16 +113,17 @@ def taken_ports(host: str, ports: Sequence[int]) -> list[int]:
     return taken
 
 
-def bound_socket(host: str, port: int, *, backlog: int = 0) -> socket.socket:
+def bound_socket(host: str, port: int, *, backlog: int = 0, shared: bool = False) -> socket.socket:
     """A TCP socket at ``port`` of an address, which listens if it has a ``backlog``. 0.0.0.0, ::
-    and "" are all addresses, of IPv4 and of IPv6, as for gRPC. Raises OSError, and OverflowError
-    for no port."""
+    and "" are all addresses, of IPv4 and of IPv6, as for gRPC. ``shared``: beside other sockets of
+    this user that are shared. Raises OSError, and OverflowError for no port."""
     every = host in ("", "0.0.0.0", "::") and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if every or ":" in host else socket.AF_INET
     # asyncio disables Nagle's algorithm only if the protocol is named.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        option = socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
         if every:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.bind(("::" if every else host, port))

@@ -18,8 +18,9 @@ import redis
 from paceline.config.sections.services import RedisConfig
 from paceline.redis import tls_front
 from paceline.redis.client import connect, connect_sync
-from paceline.redis.server import RedisEndpoint, ensure_redis, front_is_down, stop_redis
+from paceline.redis.server import RedisEndpoint, ensure_redis, out_of_reach, stop_redis
 from paceline.redis.tls_front import front_process
+from paceline.rpc.addresses import bound_socket
 from paceline.rpc.listeners import certificate_of
 from testbed.patience import patient
 
@@ -141,20 +142,28 @@ async def test_one_whose_time_is_over_gives_way_too(
     front.cancel()
 
 
-def test_who_takes_the_port_over_is_sent_no_password(
+def test_nobody_takes_its_port_over_or_is_sent_a_password(
     endpoint: RedisEndpoint, tmp_path: Path
 ) -> None:
     url = endpoint.worker_url_at("127.0.0.1")
+    assert endpoint.front is not None
+    port = endpoint.front.port
     front = front_process(tmp_path / "redis")
-    assert front is not None and endpoint.front is not None
+    assert front is not None
     front.kill()
     front.wait(30)
-    with impostor(endpoint.front.port) as heard:
+    for address in ("127.0.0.1", "0.0.0.0", "::"):
+        with pytest.raises(OSError, match="in use"):
+            bound_socket(address, port)
+    tls_front._held.pop(tmp_path / "redis").close()  # As if all controllers had ended, too.
+    with impostor(port) as heard:
         with pytest.raises(redis.ConnectionError), connect_sync(url) as client:
             client.ping()
         assert heard == []
-    assert front_is_down(tmp_path, CONFIG)
-    assert ensure_redis(tmp_path, CONFIG).worker_url_at("127.0.0.1") == url
+        assert ensure_redis(tmp_path, CONFIG).worker_url_at("127.0.0.1") == url
+        assert f"port {port} is free" in out_of_reach(tmp_path, CONFIG)
+    ensure_redis(tmp_path, CONFIG)
+    assert out_of_reach(tmp_path, CONFIG) == ""
     with connect_sync(url) as client:
         assert client.ping()
 
