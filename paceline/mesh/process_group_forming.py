@@ -97,10 +97,11 @@ class Forming:
             self._made = []
 
     def _build(self) -> None:
+        def is_over() -> bool:
+            return self._given_up.is_set() or threads.exiting.is_set()
+
         member = self._member
-        meeting = Rendezvous(
-            self._url, self._key, cancelled=self._is_over, timeout_s=member.timeout_s
-        )
+        meeting = Rendezvous(self._url, self._key, cancelled=is_over, timeout_s=member.timeout_s)
         try:
             member = replace(member, host=member.host or local_address(self._url))
             meeting.claim(member.rank)
@@ -110,9 +111,6 @@ class Forming:
                 NcclBackend(meeting, member, self._register)
         finally:
             meeting.close()
-
-    def _is_over(self) -> bool:
-        return self._given_up.is_set() or threads.exiting.is_set()
 
     def _register(self, side: GlooBackend | NcclBackend) -> None:
         with self._lock:

@@ -147,9 +147,7 @@ class Target:
             return asyncio.run(session())
         except (ControlPlaneUnavailable, BadInput) as error:
             if last := self.last_known():
-                message = (
-                    f"the run in {self.run_dir} is not running: {last}. paceline why says more"
-                )
+                message = f"the run in {self.run_dir} is not running: {last}. See paceline why"
                 raise ControlPlaneUnavailable(message) from error
             raise
 
