@@ -5,12 +5,15 @@ runs or is over: docs/python.md.
 """
 
 import importlib
+import os
 from typing import Any
 
 from paceline.cuda_extensions import hide_cuda_extensions
 
-# Here, because many modules import transformers, and all of them import this package first.
+# Here, because modules that import transformers or gRPC all import this package first.
 hide_cuda_extensions()
+# Or gRPC prints a line for each handshake that fails.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 _HANDLES = ("Rows", "RunFailed", "RunHandle", "attach", "start")
 

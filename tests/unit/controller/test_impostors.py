@@ -68,13 +68,14 @@ async def listening(bind: Any) -> AsyncIterator[tuple[str, Recorder]]:
 
 
 @pytest.mark.parametrize("bind", [_plain, _with_a_certificate_of_its_own])
-async def test_who_took_the_port_of_a_controller_is_sent_nothing(bind: Any) -> None:
+async def test_who_took_the_port_of_a_controller_is_sent_nothing(bind: Any, capfd: Any) -> None:
     async with listening(bind) as (address, recorder):
         control = ControlPlane([address], token=TOKEN)
         with pytest.raises(ControlPlaneUnavailable):
             await control.call(STATUS, admin_pb2.StatusRequest(), 1.0)
         await control.close()
     assert not recorder.heard
+    assert "Handshake" not in capfd.readouterr().err
 
 
 async def test_who_took_the_port_sees_no_token_in_what_arrives() -> None:
