@@ -89,29 +89,25 @@ export async function request(base, path, { method = "GET", body, token } = {}) 
   return answer;
 }
 
-// Reads go to the controller that answered last; if it is silent, to the next one.
+// Reads go to the controller that answered last; if it is silent or refuses, to the next one:
+// whoever took the port of a controller that died may refuse as well.
 export async function ask(path) {
+  const token = readsNeedToken ? storedToken() : "";
   let error = null;
   for (let n = 0; n < bases.length; n++) {
-    const token = readsNeedToken ? storedToken() : "";
     try {
       return await request(bases[current % bases.length], path, { token });
     } catch (e) {
-      if (e instanceof Refusal && e.status === 401) {
-        // Only a token that was sent and refused is forgotten; then the read is tried without.
-        if (token && token === storedToken()) forgetToken();
-        readsNeedToken = !token && Boolean(storedToken());
-        if (token || readsNeedToken) {
-          n -= 1;
-          continue;
-        }
-        await askToken();
-      }
-      if (e instanceof Refusal && e.status !== 503) throw e;
-      error = e;
+      if (e instanceof Refusal || !error) error = e;
       current = (current + 1) % bases.length;
     }
   }
+  if (error.status !== 401) throw error;
+  // Only a token that was sent and refused is forgotten; then the read is tried without.
+  if (token && token === storedToken()) forgetToken();
+  readsNeedToken = !token && Boolean(storedToken());
+  if (token || readsNeedToken) return ask(path);
+  await askToken();
   throw error;
 }
 

@@ -32,6 +32,21 @@ heard({ effectiveDirective: "connect-src" });
 console.log(loaded);
 """
 
+REFUSED = """
+globalThis.location = new URL("http://127.0.0.1:1/");
+globalThis.document = { addEventListener: () => null };
+const refusing = process.argv[2].split(",");
+globalThis.fetch = async (url) => {
+  const ok = !refusing.includes(new URL(url).port);
+  return { ok, status: ok ? 200 : 401, json: async () => (ok ? "run" : {}) };
+};
+const api = await import(process.argv[1]);
+let asked = "";
+api.onTokenNeeded(async () => { asked = "token"; });
+api.learnControllers([{ rest: "http://127.0.0.1:2", state: "stands by" }]);
+console.log(JSON.stringify(await api.ask("run").catch(() => asked)));
+"""
+
 
 def run(script: str, module: str, tmp_path: Path, *arguments: str, given: str = "") -> object:
     """The JSON that ``script`` prints of a module of the page."""
@@ -69,3 +84,10 @@ def test_a_page_whose_port_may_be_a_strangers_by_now_is_not_loaded_anew(
     tmp_path: Path, protocol: str, loaded: int
 ) -> None:
     assert run(VIOLATED, "api.js", tmp_path, protocol) == loaded
+
+
+@pytest.mark.parametrize(("refusing", "found"), [("1", "run"), ("2", "run"), ("1,2", "token")])
+def test_who_took_the_port_of_a_dead_leader_and_refuses_is_left_for_the_next(
+    tmp_path: Path, refusing: str, found: str
+) -> None:
+    assert run(REFUSED, "api.js", tmp_path, refusing) == found
