@@ -6,8 +6,9 @@
     MAC    HMAC-SHA-256, with the token as key, of method, path with query, and the three before it,
            one a line
 
-A port outlives its process. Whoever listens there next gets a proof of the one request, which no
-controller accepts twice, and not the token. The dashboard makes the same proof (static/api.js).
+A port outlives its process. Whoever listens there next gets a proof of the one request, which each
+controller accepts once, unless it was started again, and not the token. A write that is repeated so
+has one effect: its body has a request_id. The dashboard makes the same proof (static/api.js).
 """
 
 import hashlib
