@@ -67,8 +67,7 @@ class RedisEndpoint:
     url: str  # for controllers: all keys of runs
     pid: int | None  # process id of the embedded server; None for an existing server
     worker_url: str
-    """For workers: only the keys under which they meet. The same as ``url`` for an existing server.
-    """
+    """For workers: only the keys under which they meet; ``url`` for an existing server."""
     started: bool  # True if this call started it
     front: Front | None = None  # by which other machines reach it
     healed: str = ""  # how its append-only file was mended; empty if it was whole
@@ -229,8 +228,7 @@ def _endpoint(home: Path, cfg: RedisConfig, pid: int, *, started: bool) -> Redis
     front = None
     if _has_front(cfg):
         front = ensure_front(home, cfg.host, cfg.port, server_socket(home), stays=not started)
-    urls = user_url(home, CONTROLLER), user_url(home, WORKER)
-    return RedisEndpoint(urls[0], pid, urls[1], started, front)
+    return RedisEndpoint(user_url(home, CONTROLLER), pid, user_url(home, WORKER), started, front)
 
 
 def _has_front(cfg: RedisConfig) -> bool:
