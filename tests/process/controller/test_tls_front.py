@@ -21,7 +21,6 @@ from paceline.redis.client import connect, connect_sync
 from paceline.redis.server import RedisEndpoint, ensure_redis, out_of_reach, stop_redis
 from paceline.redis.tls_front import front_process
 from paceline.rpc.addresses import bound_socket
-from paceline.rpc.listeners import certificate_of
 from testbed.patience import patient
 
 CONFIG = RedisConfig(host="0.0.0.0")
@@ -156,7 +155,7 @@ def test_nobody_takes_its_port_over_or_is_sent_a_password(
         with pytest.raises(OSError, match="in use"):
             bound_socket(address, port)
     tls_front._held.pop(tmp_path / "redis").close()  # As if all controllers had ended, too.
-    with impostor(port) as heard:
+    with impostor(tmp_path, port) as heard:
         with pytest.raises(redis.ConnectionError), connect_sync(url) as client:
             client.ping()
         assert heard == []
@@ -177,14 +176,11 @@ def test_it_ends_with_its_directory(endpoint: RedisEndpoint, tmp_path: Path) -> 
 
 
 @contextmanager
-def impostor(port: int) -> Iterator[list[bytes]]:
+def impostor(home: Path, port: int) -> Iterator[list[bytes]]:
     heard: list[bytes] = []
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    pair = certificate_of(1234567)
-    files = Path(f"/tmp/paceline-impostor-{port}.pem")
-    files.write_bytes(pair.key + pair.certificate)
-    context.load_cert_chain(files)
-    files.unlink()
+    tls_front._certificate(home)  # of its own
+    context.load_cert_chain(home / "front.pem")
 
     def serve(listener: socket.socket) -> None:
         try:
