@@ -12,6 +12,7 @@ at once.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -95,10 +96,8 @@ class SampleArchiver:
             if step not in done:
                 self.keep(state, step, t)
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._full.wait(), FLUSH_S)
-            except TimeoutError:
-                pass
             self._full.clear()
             await self.write()
 

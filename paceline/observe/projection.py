@@ -19,6 +19,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -122,12 +123,10 @@ class Projection:
     def read_history(self, run_dir: Path) -> bool:
         """Takes the lines of a run that goes on, up to the first damaged one; False without any.
         Its totals come from the ledger's snapshot."""
-        try:
+        with suppress(KeyError, TypeError, ValueError, OSError):
             for line in read_lines(run_dir / "events.jsonl"):
                 if "position" in line:
                     self.add_line(line)
-        except (KeyError, TypeError, ValueError, OSError):
-            pass
         return bool(self.position)
 
     def restore(self, totals: Totals, position: str) -> None:

@@ -17,6 +17,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,9 @@ class JsonLinesFile:
 
     def keep_place(self) -> bool:
         """Puts this file back at its path if it is not there; whether that was so. Owner only."""
-        try:
+        with suppress(FileNotFoundError):
             if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
                 return False
-        except FileNotFoundError:
-            pass
         self._file.seek(0)
         lost = self._file
         self._file = self._replace(lost.readall())

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -96,11 +97,8 @@ def leave(status: int) -> NoReturn:
     ended before the call."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):  # The reader of the stream may have gone
             stream.flush()
-        except (OSError, ValueError):
-            # The reader of the stream has gone.
-            pass
     os._exit(status)
 
 

@@ -72,10 +72,9 @@ class Versions:
     @property
     def agreed(self) -> Checkpoint:
         """The newest checkpoint that cannot be voided any more."""
-        return next(filter(self.is_agreed, reversed(self.checkpoints)), INITIAL)
-
-    def is_agreed(self, checkpoint: Checkpoint) -> bool:
-        return not checkpoint.digest or checkpoint.digest == self.digests.get(checkpoint.version)
+        digests, newest_first = self.digests, reversed(self.checkpoints)
+        agreed = (c for c in newest_first if c.digest in ("", digests.get(c.version)))
+        return next(agreed, INITIAL)
 
     def step_of(self, version: Version) -> Step:
         """Step of the state ``version``, whether it survived or not."""

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
     Completion,
@@ -192,8 +193,10 @@ async def test_max_tokens_and_end_of_sequence(engine: Engine) -> None:
     assert kinds == {True, False}
 
 
-async def test_an_end_token_is_no_stop_string_at_the_limit_or_before(engine: Engine) -> None:
-    text = engine._tokenizer.decode_all([2])
+async def test_an_end_token_is_no_stop_string_at_the_limit_or_before(
+    engine: Engine, model_path: Path
+) -> None:
+    text = PromptTokenizer(tiny_config(model_path)).decode_all([2])
     samples = await engine.generate(
         ask("x", PROMPTS[0], count=60, max_tokens=3, seed=1, stop=(text,))
     )
