@@ -19,7 +19,11 @@ Row = dict[str, Any]
 
 
 class DataError(BadInput):
-    """The data set cannot be used."""
+    """The data set cannot be used. ``remedy``: a sentence of the message, if there is one."""
+
+    def __init__(self, found: str, remedy: str = "") -> None:
+        super().__init__(f"{found}. {remedy}" if remedy else found)
+        self.found, self.remedy = found, remedy
 
 
 class RowSource(ABC):

@@ -191,7 +191,8 @@ def value_of(row: Mapping[str, Any], data: DataConfig, setting: str) -> Any:
         return value
     if field in row:
         raise DataError(f"field {field!r} is null: give it a value, or leave the row out")
-    raise DataError(f"row has no field {field!r}; its fields: {_names(row)}. Set data.{setting}")
+    found = f"row has no field {field!r}; its fields: {_names(row)}"
+    raise DataError(found, f"Set data.{setting}")
 
 
 def _names(row: Mapping[str, Any]) -> str:

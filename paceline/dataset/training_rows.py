@@ -62,11 +62,12 @@ def check_rows(rows: RowSource, data: DataConfig) -> None:
     for field, why in wanted:
         if (place := rows.lacking(field)) is not None:
             there = ", ".join(rows.fields) or "none"
-            raise DataError(f"{place}: no field {field!r}; fields of every row: {there}. {why}")
+            raise DataError(f"{place}: no field {field!r}; fields of every row: {there}", why)
     try:
         (prompt_of if data.row_form is None else parts_of)(rows[0], data)
     except DataError as error:
-        raise DataError(f"{rows.where}: first row: {error}") from None
+        found = f"{rows.where}: first row: {error.found}"
+        raise DataError(found, error.remedy) from None
 
 
 def parts_of(row: Mapping[str, Any], data: DataConfig) -> RowParts:

@@ -62,9 +62,9 @@ def open_data(config: Config) -> FoundData:
         try:
             read[setting] = load()
         except DataError as error:
-            text, _, field = str(error).partition(". Set data.")
+            text = error.found
             text = text if text.startswith(setting) else f"{setting}: {text}"
-            findings.append(fail(text, f"Set data.{field}" if field else CORRECT))
+            findings.append(fail(text, error.remedy or CORRECT))
     rows = [read[setting] for setting in training if setting in read]
     return FoundData(findings or [ok(f"{sum(map(len, rows))} rows")], rows)
 
