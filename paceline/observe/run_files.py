@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadInput
-from paceline.observe import checkpoint_links
+from paceline.observe.checkpoints import set_links
 from paceline.observe.event_history import Key, is_listed, position_key
 from paceline.observe.vocabulary import EventType
 
@@ -163,7 +163,7 @@ class RunFileWriter:
             self._events.append(line)
             self._listed = key
         # Also if the line was there: the leader before may have died between the two.
-        checkpoint_links.follow(self._run_dir, event)
+        set_links(self._run_dir, event)
         if kind == EventType.STEP_COMMITTED:
             self._counts.clear()
 

@@ -24,7 +24,7 @@ from paceline.config.sections.objective_options import ObjectiveConfig
 from paceline.config.sections.training import TrainConfig
 from paceline.errors import BadInput
 from paceline.evaluation import row_metrics
-from paceline.observe.checkpoint_links import META
+from paceline.observe.checkpoints import META
 from paceline.observe.run_files import finite
 from paceline_launcher.cli.common import SetOption
 from paceline_launcher.cli.models import find_checkpoint, refuse_scalar_head

@@ -11,7 +11,7 @@ import typer
 
 from paceline.cuda_extensions import VLLM_MARK
 from paceline.errors import BadInput
-from paceline.observe.checkpoint_links import META, complete
+from paceline.observe.checkpoints import META, complete
 from paceline.process.user_code import python_module
 from paceline.rpc.addresses import is_loopback
 from paceline_launcher.cli.common import JsonOption, print_json

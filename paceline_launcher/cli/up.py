@@ -15,7 +15,7 @@ import typer
 
 from paceline.config.load import load_config
 from paceline.errors import BadInput
-from paceline.observe.checkpoint_links import META, VOID
+from paceline.observe.checkpoints import META, VOID
 from paceline.process.files import set_process_limits, without_links
 from paceline_launcher.cli.common import (
     ConfigArgument,

@@ -39,7 +39,7 @@ from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
 from paceline.errors import UserError
 from paceline.ids import Step, Version
-from paceline.observe.checkpoint_links import (
+from paceline.observe.checkpoints import (
     META,
     VOID,
     complete,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import BadInput
-from paceline.observe.checkpoint_links import VOID
+from paceline.observe.checkpoints import VOID
 from paceline.observe.event_history import Status
 from paceline.observe.projection import Projection
 from paceline.observe.runs import can_extend

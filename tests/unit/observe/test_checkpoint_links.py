@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.observe.checkpoint_links import complete, unlink
+from paceline.observe.checkpoints import complete, unlink
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import RunFileWriter
 

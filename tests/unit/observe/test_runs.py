@@ -151,7 +151,7 @@ def test_an_export_goes_on_to_the_checkpoint_that_a_running_run_has_written_mean
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chosen one was deleted while torch was imported, and the command failed."""
-    from paceline.observe.checkpoint_links import META
+    from paceline.observe.checkpoints import META
     from policy_worker.checkpoint import export
 
     run_dir = here / "run"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.ids import Step
-from paceline.observe.checkpoint_links import VOID, complete
+from paceline.observe.checkpoints import VOID, complete
 from policy_worker.checkpoint import checkpoint as checkpoint_module
 from policy_worker.checkpoint import shards as shards_module
 from policy_worker.checkpoint.atomic_directory import locked_directory
