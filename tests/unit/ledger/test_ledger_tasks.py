@@ -122,6 +122,13 @@ def test_a_poisoned_task_is_quarantined_with_its_reasons(run: Driven) -> None:
     assert views.counts(run.state).dropped == {"quarantined": 1}
 
 
+def test_a_reason_that_repeats_is_said_once(run: Driven) -> None:
+    for _ in range(3):
+        (lease,) = run.lease("r0").leases
+        run.return_task("r0", lease, "failed", "reward_error")
+    assert run.event(ev.TaskDropped).detail == "3 times r0: reward_error"
+
+
 def test_hand_backs_and_lost_leases_never_quarantine(run: Driven) -> None:
     for _ in range(5):
         (lease,) = run.lease("r0").leases
