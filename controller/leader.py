@@ -1,4 +1,4 @@
-"""Leader: the controller that holds the lease, and decides what every request changes.
+"""The leading controller: it decides what each request changes, and replies once that is durable.
 
     handlers ─execute─► ledger ─events─► group commit ─flush─► journal (Redis)
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable

@@ -1,4 +1,4 @@
-"""Replicated controller: it leads, or stands by with a hot copy of the ledger.
+"""One controller of several: it leads, or stands by with a copy of the ledger.
 
     requests ──► Leader             while this process leads
              └─► refusal + hint     while it stands by

@@ -12,7 +12,7 @@ from paceline.cuda_extensions import hide_cuda_extensions
 
 # Here, because modules that import transformers or gRPC all import this package first.
 hide_cuda_extensions()
-# Or gRPC prints a line for each handshake that fails.
+# By default gRPC prints a line for each handshake that fails.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 _HANDLES = ("Rows", "RunFailed", "RunHandle", "attach", "start")

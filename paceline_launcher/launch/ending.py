@@ -1,4 +1,4 @@
-"""End of a run: export of its newest checkpoint, and summary.json."""
+"""Export of a finished run, and its summary.json."""
 
 import asyncio
 import contextlib

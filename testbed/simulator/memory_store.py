@@ -1,4 +1,4 @@
-"""Memory store: Redis and payload stores of a simulated cluster.
+"""Simulated Redis and payload stores, in memory.
 
 Operations are atomic where the real ones are scripts or pipelines. Requests and replies travel over
 the simulated network, so an operation whose reply was lost has still happened. Its data survive its

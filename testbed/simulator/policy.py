@@ -1,4 +1,4 @@
-"""Policy replica of a simulated cluster: mesh epochs, training steps and votes, without a model.
+"""Simulated policy replica: mesh epochs, training steps and votes, without a model.
 
     directive ──► form epoch ──► restore, or receive ──► plan ─► accumulate ─► reduce ─► vote
                      ▲                                      ▲                               │
