@@ -70,6 +70,10 @@ def directive_of(
     directive.leave_step = (
         state.phase in (Phase.STOPPING, Phase.SUSPENDING) and not state.steps.open
     )
+    if (seat := fleet.seats.by_name.get(worker.seat)) is not None:
+        directive.seat.name = seat.name
+        if seat.holder == worker.who:
+            directive.seat.grant, directive.seat.hold = seat.grant, not seat.asked
     if worker.role is Role.POLICY:
         directive.checkpoint_step = due_checkpoint(state)
         if mesh is not None and state.fleet.in_mesh(worker):
@@ -148,9 +152,11 @@ def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
         worker = workers.get(worker_id)
         if worker is None:
             return Grounds((incarnation, common), ())
+        seat = fleet.seats.by_name.get(worker.seat)
+        taken = seat and (seat.holder, seat.grant, seat.asked)
         if worker.role is Role.POLICY:
             sent = fleet.links_of(worker_id)
-            of_policy = incarnation, _OWN(worker), worker.state_version, of_members, sent
+            of_policy = incarnation, _OWN(worker), worker.state_version, of_members, sent, taken
             return Grounds(of_policy, ())
         # A lease that comes to a worker raises its lease_seq; one that goes is missing here.
         held = tuple(worker.held)
@@ -158,7 +164,7 @@ def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
         sent = fleet.links_of(worker_id) if fleet.sends_to(worker_id) else []
         # One that is asked to leave may go once it holds nothing.
         may_go = worker.leaving and not held
-        firm = incarnation, _OWN(worker), may_go, common, received, sent
+        firm = incarnation, _OWN(worker), may_go, common, received, sent, taken
         return Grounds(firm, (held, worker.lease_seq))
 
     return of

@@ -87,6 +87,8 @@ class Autoscaling:
             self._samples.append((shares.idle, shares.closed > 0))
 
     def committed(self, state: State) -> None:
+        if state.fleet.seats.by_name:
+            return  # Workers that take turns wait for one another whatever their numbers
         metrics = state.steps.metrics
         starved = metrics.get("time_wait_s", 0.0) / max(metrics.get("step_s", 0.0), 1e-6)
         throttled = 0.0

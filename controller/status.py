@@ -68,7 +68,24 @@ def status_head(controller: Controller) -> admin_pb2.StatusReply:
         mesh_rebuilds=state.fleet.mesh_rebuilds,
         checkpoint_step=state.versions.checkpoint.step,
         reward_trouble=controller.context.projector.glance.reward_trouble,
+        seats=seats_of(state, controller.clock.time()),
     )
+
+
+def seats_of(state: State, now: float) -> list[admin_pb2.SeatStatus]:
+    """Who holds the devices that workers use in turn, since when, and why. By name."""
+    living = [w for role in Role for w in state.fleet.living(role)]
+    return [
+        admin_pb2.SeatStatus(
+            name=name,
+            holder=seat.holder[0] if seat.holder else "",
+            asked=seat.asked,
+            since_s=round(max(0.0, now - seat.since), 3) if seat.since else 0.0,
+            why=seat.why,
+            members=sorted(w.worker_id for w in living if w.seat == name),
+        )
+        for name, seat in sorted(state.fleet.seats.by_name.items())
+    ]
 
 
 def trouble_of(controller: Controller) -> str:
@@ -110,6 +127,7 @@ def _add_worker(
         mesh_epoch=epoch,
         version=worker.state_version if worker.role is Role.POLICY else worker.loaded_version,
         scorer=worker.scorer,
+        seat=worker.seat,
         held_leases=len(worker.held),
         incarnation=worker.incarnation,
         # Only the leader receives heartbeats.

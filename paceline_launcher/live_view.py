@@ -249,6 +249,7 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
     rows.append(("tasks", "   ".join(f"{count} {name}" for name, count in counts.items())))
     for c in status.changed:
         rows.append(("changed", f"{c.name} {c.old} -> {c.new} (from step {c.step})"))
+    rows += [("devices", line) for line in seat_lines(status)]
     desired = " ".join(f"{role}={count}" for role, count in sorted(status.proposed.items()))
     if desired:
         rows.append(("proposal", f"{desired}: {status.proposed_why}"))
@@ -257,6 +258,17 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
     if status.provider_trouble:
         rows.append(("provider", status.provider_trouble))
     return table("|", rows, header=False)
+
+
+def seat_lines(status: admin_pb2.StatusReply) -> list[str]:
+    """Who holds the devices that workers use in turn, since when and why: a line each."""
+    lines = []
+    for seat in status.seats:
+        held = f"{seat.holder} parks" if seat.asked else seat.holder or "nobody"
+        since = f" for {duration(seat.since_s)}" if seat.since_s else ""
+        why = f" ({seat.why})" if seat.why else ""
+        lines.append(printable(f"{seat.name}: {held}{since}{why}, of {', '.join(seat.members)}"))
+    return lines
 
 
 def headline(status: admin_pb2.StatusReply) -> str:

@@ -30,6 +30,7 @@ from functools import cache
 from controller.ledger import Ledger
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import Command
+from controller.ledger.decisions.seats import next_turn
 from controller.ledger.state.state import State
 from paceline.config.sections.workers import FleetConfig
 from paceline.ids import TaskId
@@ -172,6 +173,8 @@ class Liveness:
             )
         if self._may_form(state, dead, now):
             commands.append(cmd.form_mesh())
+        if next_turn(state) is not None:
+            commands.append(cmd.settle_turn())
         return commands
 
     def _forgive_absence(self, now: float) -> None:
@@ -240,7 +243,9 @@ class Liveness:
             if lost_s >= self.limits.suspect_grace_s:
                 why = f"session lost for {lost_s:.1f} s and a collective failed"
                 return DeathCause.SUSPECT, why, FaultCause.COLLECTIVE_ERROR
-        if pulse.busy and now - pulse.progress_t >= self.limits.wedged_after_s:
+        still = pulse.busy and now - pulse.progress_t >= self.limits.wedged_after_s
+        # What has parked may be still for as long as the other side's turn lasts.
+        if still and state.fleet.occupies(state.fleet.workers[key[0]]):
             why = f"busy without progress for {now - pulse.progress_t:.0f} s"
             return DeathCause.WEDGED, why, FaultCause.WEDGED
         return None
@@ -276,7 +281,10 @@ class Liveness:
         mesh = state.fleet.mesh
         if mesh is None or not mesh.broken:
             return False
-        members = [member.who for member in mesh.members if state.fleet.current(*member.who)]
+        present = state.fleet.members()
+        if not (state.steps.open or all(map(state.fleet.seated, present))):
+            return False  # It is formed in the turn of training
+        members = [worker.who for worker in present]
         living = [key for key in members if key not in dead]
         for key in living:
             pulse = self.pulses.get(key)

@@ -83,6 +83,7 @@ class EmptyReason(StrEnum):
     STOPPED = "stopped"  # the worker drains, or the run has ended
     ISOLATED = "isolated"  # the worker holds a suspect task, or runs empty to take one
     SPARE = "spare"  # the worker stands by
+    PARKED = "parked"  # the worker does not hold its seat
 
 
 class VerdictCode(StrEnum):

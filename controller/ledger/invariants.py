@@ -33,7 +33,7 @@ def check(s: State) -> list[str]:
     """All invariants, from scratch; one line for each that does not hold."""
     if s.run_spec is None:
         return []
-    parts = (check_counts, _partition, _owners, _steps, _staleness, _versions, _fleet)
+    parts = (check_counts, _partition, _owners, _steps, _staleness, _versions, _fleet, _seats)
     return [line for part in parts for line in part(s)]
 
 
@@ -177,3 +177,17 @@ def _fleet(s: State) -> Iterator[str]:
     suspects = {x.task_id for x in s.tasks.records.values() if x.suspect}
     if suspects != set(s.tasks.suspects):
         yield f"suspect are {sorted(suspects)}, indexed {sorted(s.tasks.suspects)}"
+
+
+def _seats(s: State) -> Iterator[str]:
+    seats, living = s.fleet.seats, [w for role in Role for w in s.fleet.living(role)]
+    for seat in seats.by_name.values():
+        holder = None if seat.holder is None else s.fleet.current(*seat.holder)
+        if seat.holder is not None and (holder is None or holder.seat != seat.name):
+            yield f"seat {seat.name} is held by {seat.holder}, who is dead or has another seat"
+        if seat.asked and holder is None:
+            yield f"seat {seat.name} is asked for, and nobody holds it"
+        if seat.grant > seats.grants:
+            yield f"grant {seat.grant} of seat {seat.name} is newer than the newest"
+    if wrong := {w.seat for w in living} - {""} ^ set(seats.by_name):
+        yield f"seats {sorted(wrong)} are not those of living workers"

@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any
 
 from controller.ledger.codec import codec_of, decode, encode
-from controller.ledger.decisions import held_out, links, membership, mesh, run, steps
+from controller.ledger.decisions import held_out, links, membership, mesh, run, seats, steps
 from controller.ledger.decisions.commands import Decider
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
@@ -82,6 +82,8 @@ class Ledger(Decider):
 
     def settle_fleet(self, now: float) -> None:
         mesh.settle_mesh(self)
+        if seats.settle_seats(self, now):
+            mesh.settle_mesh(self)
         steps.settle_step(self, now)
         membership.settle_spares(self)
         links.settle_links(self)

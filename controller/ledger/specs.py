@@ -224,6 +224,7 @@ class WorkerSpec:
     """Processes that the kernel had killed in that group by then; -1: not known."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """By setting: digest of the user's code or the model that it took from its disk."""
+    seat: str = ""  # Devices that it holds in turn with a worker of the other role; "": its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from controller.ledger.enums import Kind, Phase
+from controller.ledger.enums import Kind, Phase, Role
 from controller.ledger.state.state import State
 from paceline.ids import Step, TaskId, Version
 
@@ -62,7 +62,10 @@ def phase(state: State) -> str:
         return str(state.phase)
     if state.paused:
         return "paused"
-    return "running" if state.fleet.whole_mesh else "waiting"
+    seats = state.fleet.seats
+    # A mesh that broke in the turn of generation is formed again in the next one.
+    generates = bool(seats.by_name) and seats.turn is Role.ROLLOUT
+    return "running" if generates or state.fleet.whole_mesh else "waiting"
 
 
 def oldest_fresh(state: State, task_id: TaskId) -> tuple[Version, Version]:

@@ -119,7 +119,12 @@ RULES: dict[str, Rule] = {
     "CheckpointRequest.step": between(1, LARGEST),
     "FaultReport.name": _WORKER_ID,
     "PeerError.epoch": between(1, LARGEST),
+    "RegisterRequest.seat": written(
+        r"([A-Za-z0-9][A-Za-z0-9_.:/-]{0,127})?",
+        "at most 128 letters, digits, '-', '_', '.', ':' or '/', beginning with a letter or digit",
+    ),
     "RejectRequest.groups": few(65536),
+    "Report.seat": _faults,
     "PeerError.detail": text(1 << 20),  # As much of it as is kept is cut off by its handler
     "RegisterRequest.config_json": text(1 << 20),
     "RejectRequest.detail": text(4096),
@@ -134,6 +139,7 @@ RULES: dict[str, Rule] = {
     "expected": _pools,
     "fault": among(FAULT_OF, "one that a replica can report"),
     "gauges": _gauges,
+    "grant": _COUNT,
     "held_leases": few(MAX_TASKS),
     "lease_seq": between(1, math.inf),
     "lifecycle": among(LIFECYCLE_OF, "starting, running, draining or stopped"),

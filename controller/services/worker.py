@@ -27,6 +27,7 @@ async def register(
 ) -> worker_pb2.RegisterReply:
     context = leader.context
     check_scorer(request, context.config)
+    check_seat(request, context.config)
     if request.config_digest != context.config_digest:
         raise CommandRefused(
             RefusalCode.FENCED,
@@ -55,6 +56,7 @@ async def register(
                 cgroup=request.cgroup,
                 memory_kills=request.memory_kills if request.cgroup else -1,
                 origins=dict(request.origins),
+                seat=request.seat,
             ),
             request.stalled_s,
         )
@@ -149,6 +151,9 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
                 load_detail=report.load_detail,
             )
         )
+        seat, stays = report.seat, leader.ledger.state.fleet.current(*current.key) is not None
+        if report.HasField("seat") and stays:
+            leader.decide(cmd.report_seat(*current.key, seat.grant, seat.parked))
     directive = leader.sessions.refresh(current)
     if directive is not None:
         await leader.group_commit.durable()
@@ -183,6 +188,14 @@ def check_scorer(request: worker_pb2.RegisterRequest, config: Config) -> None:
     host, _, port = check_text(request.address, "address", 300).rpartition(":")
     if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise Invalid(f"address {request.address[:300]!r} is not host:port")
+
+
+def check_seat(request: worker_pb2.RegisterRequest, config: Config) -> None:
+    """Raises Invalid unless this run's workers take turns, and this one may."""
+    if request.seat and config.fleet.sharing == "none":
+        raise Invalid(f"seat {request.seat[:64]!r}: fleet.sharing is none, no worker takes turns")
+    if request.seat and ROLE_OF[request.role] is Role.SCORER:
+        raise Invalid("a scorer takes no turns: it has no seat")
 
 
 async def report_waits(

@@ -307,6 +307,21 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
         lambda c: c.fleet.heartbeat_s * 2 > c.fleet.lease_ttl_s,
         "fleet.lease_ttl_s must be at least twice fleet.heartbeat_s",
     ),
+    Rule(
+        lambda c: c.fleet.sharing == "turns" and c.rollout.source == "recorded",
+        'fleet.sharing = "turns" is for engines that generate, and a run of recorded data has '
+        'none: its rollout workers need no device. Write fleet.sharing = "none"',
+    ),
+    Rule(
+        lambda c: c.fleet.sharing == "turns" and c.fleet.autoscale,
+        "fleet.autoscale compares how long replicas and rollout workers wait for one another, and "
+        'with fleet.sharing = "turns" they always do. Set it to false',
+    ),
+    Rule(
+        lambda c: c.fleet.sharing == "turns" and c.fleet.rollout_spares > 0,
+        "fleet.rollout_spares: a spare would hold a seat in which it may not generate. Set it to "
+        '0, or fleet.sharing to "none"',
+    ),
     _answers,
 )
 """The first that a config breaks is reported."""

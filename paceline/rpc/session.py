@@ -57,6 +57,8 @@ class WorkerSession:
     scorer: str = ""
     address: str = ""
     """Scorer: its name in the config, and host:port at which it answers rollout workers."""
+    seat: str = ""
+    """The devices that it holds in turn with another worker. Empty: its devices are its own."""
 
     def __post_init__(self) -> None:
         self.directive: worker_pb2.Directive | None = None
@@ -123,6 +125,7 @@ class WorkerSession:
             memory_kills=counted.kills if counted is not None else 0,
             release=release(),
             origins=origins_of(self.config, role, self.scorer),
+            seat=self.seat,
         )
         reply: worker_pb2.RegisterReply = await self.call("WorkerService.Register", request)
         self._incarnation = incarnation

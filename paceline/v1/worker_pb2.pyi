@@ -75,7 +75,7 @@ LIFECYCLE_STOPPED: Lifecycle
 LIFECYCLE_REJOIN: Lifecycle
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("caller", "role", "host", "pid", "config_digest", "config_json", "state_version", "ranks", "tensor_host", "scorer", "address", "stalled_s", "cgroup", "memory_kills", "release", "origins")
+    __slots__ = ("caller", "role", "host", "pid", "config_digest", "config_json", "state_version", "ranks", "tensor_host", "scorer", "address", "stalled_s", "cgroup", "memory_kills", "release", "origins", "seat")
     class OriginsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class RegisterRequest(_message.Message):
     MEMORY_KILLS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     role: _common_pb2.Role
     host: str
@@ -115,7 +116,8 @@ class RegisterRequest(_message.Message):
     memory_kills: int
     release: str
     origins: _containers.ScalarMap[str, str]
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ..., stalled_s: _Optional[float] = ..., cgroup: _Optional[str] = ..., memory_kills: _Optional[int] = ..., release: _Optional[str] = ..., origins: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    seat: str
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ..., stalled_s: _Optional[float] = ..., cgroup: _Optional[str] = ..., memory_kills: _Optional[int] = ..., release: _Optional[str] = ..., origins: _Optional[_Mapping[str, str]] = ..., seat: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("run_id", "rendezvous_url", "version", "heartbeat_s", "lease_ttl_s", "run_dir", "payload_urls", "decodes_texts")
@@ -138,7 +140,7 @@ class RegisterReply(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., rendezvous_url: _Optional[str] = ..., version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., lease_ttl_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., payload_urls: _Optional[_Iterable[str]] = ..., decodes_texts: _Optional[bool] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits", "parity_failures", "parity_detail", "load_failures", "load_detail", "seen_term")
+    __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits", "parity_failures", "parity_detail", "load_failures", "load_detail", "seen_term", "seat")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,7 @@ class Report(_message.Message):
     LOAD_FAILURES_FIELD_NUMBER: _ClassVar[int]
     LOAD_DETAIL_FIELD_NUMBER: _ClassVar[int]
     SEEN_TERM_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     seq: int
     lifecycle: Lifecycle
@@ -182,7 +185,16 @@ class Report(_message.Message):
     load_failures: int
     load_detail: str
     seen_term: int
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., progress: _Optional[int] = ..., busy: _Optional[bool] = ..., held_leases: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., loaded_version: _Optional[int] = ..., link_epochs: _Optional[_Iterable[int]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., activity: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., parity_failures: _Optional[int] = ..., parity_detail: _Optional[str] = ..., load_failures: _Optional[int] = ..., load_detail: _Optional[str] = ..., seen_term: _Optional[int] = ...) -> None: ...
+    seat: SeatReport
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., progress: _Optional[int] = ..., busy: _Optional[bool] = ..., held_leases: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., loaded_version: _Optional[int] = ..., link_epochs: _Optional[_Iterable[int]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., activity: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., parity_failures: _Optional[int] = ..., parity_detail: _Optional[str] = ..., load_failures: _Optional[int] = ..., load_detail: _Optional[str] = ..., seen_term: _Optional[int] = ..., seat: _Optional[_Union[SeatReport, _Mapping]] = ...) -> None: ...
+
+class SeatReport(_message.Message):
+    __slots__ = ("grant", "parked")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    grant: int
+    parked: bool
+    def __init__(self, grant: _Optional[int] = ..., parked: _Optional[bool] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("kind", "what", "of", "age_s", "limit_s", "count")
@@ -219,7 +231,7 @@ class WaitsReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "leave_step", "scorers", "decodes_texts")
+    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "leave_step", "scorers", "decodes_texts", "seat")
     TERM_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +244,7 @@ class Directive(_message.Message):
     LEAVE_STEP_FIELD_NUMBER: _ClassVar[int]
     SCORERS_FIELD_NUMBER: _ClassVar[int]
     DECODES_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
     term: int
     seq: int
     lifecycle: Lifecycle
@@ -244,7 +257,18 @@ class Directive(_message.Message):
     leave_step: bool
     scorers: _containers.RepeatedCompositeFieldContainer[Scorer]
     decodes_texts: bool
-    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ..., decodes_texts: _Optional[bool] = ...) -> None: ...
+    seat: Seat
+    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ..., decodes_texts: _Optional[bool] = ..., seat: _Optional[_Union[Seat, _Mapping]] = ...) -> None: ...
+
+class Seat(_message.Message):
+    __slots__ = ("name", "grant", "hold")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    grant: int
+    hold: bool
+    def __init__(self, name: _Optional[str] = ..., grant: _Optional[int] = ..., hold: _Optional[bool] = ...) -> None: ...
 
 class Scorer(_message.Message):
     __slots__ = ("name", "worker_id", "address")

@@ -22,9 +22,10 @@ MOST = 10_000  # largest number that the controllers accept
 Seconds = Annotated[float, typer.Option(min=0.0)]
 
 
-def scale(counts: list[str], *, target: Target, as_json: JsonOption = False) -> None:
+def scale(counts: list[str] | None = None, *, target: Target, as_json: JsonOption = False) -> None:
     """Change the desired number of workers of a running fleet.
 
+    Without counts it shows the desired ones, and who holds the devices that workers use in turn.
     The answer says who starts or drains workers until their number is the desired one: `paceline
     up`, a provider (fleet.provider), or nobody, and then what to do.
 
@@ -33,6 +34,9 @@ def scale(counts: list[str], *, target: Target, as_json: JsonOption = False) -> 
     Args:
         counts ROLE=COUNT...: policy=2, rollout=4, scorer:NAME=2.
     """
+    if not counts:
+        _show_fleet(target.ask(_status), as_json)
+        return
     desired: dict[str, int] = {}
     for item in counts:
         role, _, count = item.partition("=")
@@ -43,6 +47,19 @@ def scale(counts: list[str], *, target: Target, as_json: JsonOption = False) -> 
             )
         desired[role] = int(count)
     _ask("Scale", {"desired": desired}, as_json, target)
+
+
+def _show_fleet(status: admin_pb2.StatusReply, as_json: bool) -> None:
+    from paceline.rpc.grpc_channel import as_dict
+    from paceline_launcher.live_view import seat_lines
+
+    if as_json:
+        found = as_dict(status)
+        print_json({"desired": found["desired"], "seats": found["seats"]})
+        return
+    typer.echo("desired: " + ", ".join(f"{k}={n}" for k, n in sorted(status.desired.items())))
+    for line in seat_lines(status):
+        typer.echo(line)
 
 
 def drain(

@@ -10,9 +10,12 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from testbed.simulator.crash_points import run_crash_points
 from testbed.simulator.faults import run_schedule
+from testbed.simulator.world import World
 
 
 def main() -> int:
@@ -27,9 +30,14 @@ def main() -> int:
     parser.add_argument(
         "--crash-points", action="store_true", help="kill each role once, and account for every row"
     )
+    parser.add_argument(
+        "--turns", action="store_true", help="schedules of workers that take turns at devices"
+    )
     arguments = parser.parse_args()
-    run = run_crash_points if arguments.crash_points else run_schedule
-    option = "--crash-points " if arguments.crash_points else ""
+    run: Callable[..., World] = partial(run_schedule, turns=float(arguments.turns))
+    if arguments.crash_points:
+        run = run_crash_points
+    option = "--crash-points " if arguments.crash_points else "--turns " * arguments.turns
     began = time.monotonic()
     failed = 0
     totals: Counter[str] = Counter()

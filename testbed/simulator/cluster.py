@@ -11,7 +11,7 @@ from paceline.v1 import worker_pb2
 from testbed.simulator.controller_process import ControllerProcess
 from testbed.simulator.gradient_mesh import SimulatedEpoch, Weights
 from testbed.simulator.memory_store import Landed, MemoryRedis
-from testbed.simulator.oracle import Oracle
+from testbed.simulator.oracle import Oracle, Violation
 from testbed.simulator.virtual_time import Network, Process, Timeline
 
 SNAPSHOT_EVENTS = 60
@@ -47,6 +47,8 @@ class Shape:
     payload vanishes, by ordinal of the task."""
     solved_rows: frozenset[int] = frozenset()
     """Rows whose groups always have equal rewards."""
+    seats: int = 0
+    """Workers of each role, from number 0 on, that take turns with the one of the other role."""
     lease_ttl_s: float = 3.0
     fenced: bool = True
 
@@ -91,6 +93,10 @@ class Cluster:
         """Called after every journal entry."""
         self.checkpoints: dict[str, Weights] = {"": Weights(0, "initial")}
         self._epochs: dict[bytes, SimulatedEpoch] = {}
+        self.on_device: dict[str, dict[str, int]] = {}
+        """Processes that use the devices of a seat, with their incarnations, by seat."""
+        self.turning: Callable[[Process, str, str], bool] = lambda worker, act, moment: False
+        """True if the worker dies at this moment (before, in or after) of a park or an unpark."""
         self._incarnations = 0
         self._registered: dict[str, tuple[int, Process]] = {}
         self.controllers: dict[str, ControllerProcess] = {}
@@ -111,6 +117,22 @@ class Cluster:
         self._incarnations += 1
         self._registered[worker.name] = (self._incarnations, worker)
         return self._incarnations
+
+    def seat_of(self, worker_id: str) -> str:
+        """Empty: it has devices of its own."""
+        number = int(worker_id.rpartition("-")[2])
+        return f"host/{number}" if number < self.shape.seats else ""
+
+    def occupies(self, seat: str, worker_id: str, incarnation: int) -> None:
+        """The worker begins to use the devices of its seat."""
+        users = self.on_device.setdefault(seat, {})
+        for name, number in users.items():
+            living = self.oracle.living.get(name) == number and self.workers[name].alive
+            # With the end of the journal a grant may be lost: its holder learns that it is over.
+            if name != worker_id and living and not self.oracle.counts["lost tails"]:
+                raise Violation(f"{worker_id} uses {seat}, and so does {name}")
+        users[worker_id] = incarnation
+        self.oracle.counts["unparked"] += 1
 
     def is_gone(self, worker_id: str, incarnation: int) -> bool:
         """True if a peer's connection to this process would be found closed."""
@@ -159,6 +181,7 @@ def config_of(shape: Shape) -> Config:
             "fleet": {
                 "lease_ttl_s": shape.lease_ttl_s,
                 "suspect_grace_s": 0.5,
+                "sharing": "turns" if shape.seats else "none",
                 "wedged_after_s": 8.0,
             },
             "controller": {"leader_lease_s": 1.0},

@@ -66,6 +66,15 @@ def draw_shape(rng: random.Random) -> Shape:
     return _with_relays(_with_untrainable_groups(with_slow_groups(shape)))
 
 
+def with_turns(shape: Shape, share: float) -> Shape:
+    """This share of the runs has workers that take turns at devices, all or some of them."""
+    rng = random.Random(shape.spec.seed + 4)
+    if rng.random() >= share:
+        return shape
+    spec = replace(shape.spec, bounds={})
+    return replace(shape, spec=spec, seats=rng.choice([1, shape.policy, 3, 5]))
+
+
 def _with_relays(shape: Shape) -> Shape:
     """Two runs in five have more rollout workers, which hand weights on."""
     rng = random.Random(shape.spec.seed + 3)
@@ -124,6 +133,50 @@ def plan_faults(world: World, until: float) -> None:
     for _ in range(count):
         strike = rng.choice(_FAULTS)
         world.timeline.after(rng.uniform(0.5, until), strike, world)
+
+
+def plan_turns(world: World, until: float) -> None:
+    """Draws what strikes at a moment of a park or an unpark, and lies about seats."""
+    rng = random.Random(f"turns {world.shape.spec.seed}")
+    dooms = [_doom(rng) for _ in range(rng.choice([0, 1, 2, 4]))]
+
+    def turning(worker: Process, act: str, moment: str) -> bool:
+        if world.timeline.now > until or rng.random() < 0.3:
+            return False
+        for doom in dooms:
+            if doom[1:] == (worker.name.partition("-")[0], act, moment):
+                dooms.remove(doom)
+                world.oracle.counts[f"{doom[0]} struck in a turn"] += 1
+                if doom[0] == "leader":
+                    _kill_leader(world)
+                elif doom[0] == "partner":
+                    others = [w for w in _workers(world) if w is not worker and w.seat]
+                    world.crash(rng.choice(others)) if others else None
+                return doom[0] == "worker"
+        return False
+
+    world.turning = turning
+    for _ in range(rng.choice([0, 5, 20])):
+        world.timeline.after(rng.uniform(0.5, until), _lie_about_a_seat, world, rng)
+
+
+def _doom(rng: random.Random) -> tuple[str, str, str, str]:
+    """Whom it strikes, and at which moment of whose park or unpark."""
+    moment = rng.choice(["before", "in", "after"])
+    whom = rng.choice(["worker", "worker", "partner", "leader"])
+    return whom, rng.choice(["policy", "rollout"]), rng.choice(["park", "unpark"]), moment
+
+
+def _lie_about_a_seat(world: World, rng: random.Random) -> None:
+    """Under its own name, of another's grant, of one that is over or of one that never was. That it
+    has parked under its present grant nobody could know better."""
+    seats = list(world.oracle.ledger.state.fleet.seats.by_name.values())
+    liars = [w for w in _workers(world) if w.seat and w.incarnation]
+    if seats and liars:
+        liar, grant = rng.choice(liars), rng.choice(seats).grant + rng.choice([-1, 0, 2000])
+        if grant > 0 and grant != liar.directive.seat.grant:
+            liar.says((grant, rng.random() < 0.7))
+            world.oracle.counts["lies about seats"] += 1
 
 
 def _workers(world: World, prefix: str = "") -> list[SimulatedWorker]:
@@ -325,15 +378,19 @@ _FAULTS = [fault for fault, weight in _WEIGHTS.items() for _ in range(weight)]
 
 
 def run_schedule(
-    seed: int, *, fenced: bool = True, trace: bool = False, lies: bool = True
+    seed: int, *, fenced: bool = True, trace: bool = False, lies: bool = True, turns: float = 0.0
 ) -> World:
-    """Runs one seed to its end. Raises what it found. ``lies``: two runs in five have a liar."""
+    """Runs one seed to its end. Raises what it found. ``lies``: two runs in five have a liar.
+    ``turns``: share of the runs whose workers take turns at devices."""
     rng = random.Random(seed * 2654435761 % (1 << 32))
-    world = World(seed, replace(draw_shape(rng), fenced=fenced))
+    shape = with_turns(draw_shape(rng), turns)
+    world = World(seed, replace(shape, fenced=fenced))
     if trace:
         world.print_entries()
     until = world.rng.uniform(4.0, 18.0)
     plan_faults(world, until)
+    if world.shape.seats:
+        plan_turns(world, until)
     if lies:
         Liar(world, seed).plan(until)
     world.run(quiet_after=until + 8.0)

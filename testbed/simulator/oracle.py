@@ -44,6 +44,7 @@ from testbed.simulator.age_oracle import (
 )
 from testbed.simulator.gradient_mesh import Weights
 from testbed.simulator.memory_store import Landed
+from testbed.simulator.seat_oracle import SeatOracle
 
 
 class Violation(Exception):
@@ -89,6 +90,7 @@ class Oracle:
         self.checked = checked
         self.ledger = Ledger(checked=checked)
         self.totals = Totals()
+        self.seats = SeatOracle()
         self.term = 0
         self.opened_in: dict[int, int] = {}
         """The term that opened each step last."""
@@ -171,6 +173,8 @@ class Oracle:
             look = getattr(self, f"_on_{type(event).__name__}", None)
             if look is not None:
                 look(event)
+            if wrong := self.seats.take(event, self.open, self.members):
+                raise Violation(wrong)
             self.ledger.apply(event)
         problems = self.ledger.check() if self.checked else []
         if problems:

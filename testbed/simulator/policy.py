@@ -60,6 +60,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
         self._send_report()
         self.spawn(self._publish(self.incarnation))
         while not self.over:
+            await self.take_seat()
             mesh = self._mesh
             if mesh is None or mesh.epoch <= self.epoch:
                 await self.news()
@@ -76,6 +77,11 @@ class SimulatedPolicyWorker(SimulatedWorker):
                 await self._complain(mesh)
                 if not formed:
                     await self.news()
+
+    def while_parked(self) -> None:
+        """A checkpoint is written from host memory."""
+        if self._mesh is not None and self._mesh.epoch == self.epoch:
+            self._maybe_save(self._mesh)
 
     @property
     def _mesh(self) -> worker_pb2.PolicyMesh | None:
@@ -151,6 +157,9 @@ class SimulatedPolicyWorker(SimulatedWorker):
         epoch = self.cluster.epoch(mesh)
         while self._current(mesh) and not self.over:
             self._maybe_save(mesh)
+            await self.take_seat()
+            if not self._current(mesh):
+                return
             request = policy_pb2.PlanRequest(
                 caller=self.caller,
                 mesh_epoch=mesh.epoch,

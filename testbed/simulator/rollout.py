@@ -48,6 +48,8 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self.sent = SentWeights()
         """To the workers that receive from this one."""
         self.fenced = False
+        self.staged = -1
+        """Version that came while it was parked: the engine loads it with the next turn."""
 
     def held(self) -> list[tuple[str, int]]:
         return [ref for ref in self.running if ref not in self.unnamed]
@@ -69,6 +71,8 @@ class SimulatedRolloutWorker(SimulatedWorker):
             self.check()
             if self.fenced:
                 raise Fenced("a request was fenced")
+            await self.take_seat()
+            self.loaded_version, self.staged = max(self.loaded_version, self.staged), -1
             free = self.cluster.shape.slots - len(self.running)
             leaving = self.lifecycle == worker_pb2.LIFECYCLE_DRAINING
             unloaded = self.loaded_version < 0 and not self.cluster.shape.spec.recorded
@@ -76,6 +80,20 @@ class SimulatedRolloutWorker(SimulatedWorker):
                 await self.news(0.6)
                 continue
             await self._lease(free)
+
+    async def _park(self) -> None:
+        """Hands back what is unfinished. What is being scored needs no device."""
+        unfinished = [ref for ref in self.running if self.rng.random() < 0.7]
+        for ref in unfinished:
+            settle(self.running.pop(ref), "off")
+        request = rollout_pb2.ReturnRequest(caller=self.caller)
+        for task_id, attempt in unfinished:
+            task = common_pb2.TaskRef(task_id=task_id, attempt=attempt)
+            kind = rollout_pb2.RETURN_KIND_HAND_BACK
+            request.tasks.add(task=task, kind=kind, reason="parked")
+        if unfinished:
+            await self.call(rollout_service.return_tasks, request)
+        await super()._park()
 
     async def _lease(self, free: int) -> None:
         self.lease_seq += 1
@@ -184,24 +202,28 @@ class SimulatedRolloutWorker(SimulatedWorker):
             return
         if link_epoch != self.link_epoch:
             self.link_epoch = link_epoch
-            if link.reload or self.directive.version < self.loaded_version:
+            if link.reload or self.directive.version < max(self.loaded_version, self.staged):
                 self._withdraw()
             self.tree = link.tree
-        if weights.version > self.loaded_version:
+        if weights.version > max(self.loaded_version, self.staged):
             self.cluster.oracle.receives(self.name, link_epoch, weights)
             self.weights = weights
             # A generator of its own: the schedules of known seeds stay as they are.
             lot = Random(f"{self.name} {self.incarnation} {weights.version}").random()
-            if lot < PARITY_FAILURES:
+            stages = self.seat and self.parked
+            if lot < PARITY_FAILURES and not stages:
                 # The weights are loaded again at once; no task is generated meanwhile.
                 self.parity_failures += 1
                 self.loaded_version = -1
                 self._send_report()
-            self.loaded_version = weights.version
+            if stages:
+                self.staged = weights.version
+            else:
+                self.loaded_version = weights.version
             self.progress += 1
             self._send_report()
-        ends = (link_epoch, self.incarnation)
-        self.cluster.network.send(self.name, sender, acknowledged, ends, self.loaded_version)
+        ends, newest = (link_epoch, self.incarnation), max(self.loaded_version, self.staged)
+        self.cluster.network.send(self.name, sender, acknowledged, ends, newest)
 
     async def _hand_on(self, incarnation: int) -> None:
         """With relays: sends what it has to those that receive from it."""
@@ -213,7 +235,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
     def _withdraw(self) -> None:
         """The weights were never committed, or are of a replica that was outvoted; nor may the
         tokens that they are sampling now count as those of other weights with their version."""
-        self.loaded_version = -1
+        self.loaded_version = self.staged = -1
         self.weights = None
         self.sent.forget_after(-1)
         while self.running:

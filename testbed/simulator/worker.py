@@ -94,6 +94,12 @@ class SimulatedWorker(Client):
         """Parity failures of this incarnation."""
         self.exited = False
         self.wedged = False
+        self.seat = cluster.seat_of(name)
+        self.grant = 0
+        """Grant of its seat that it follows."""
+        self.returned = 0
+        """The newest that it has given back."""
+        self.parked = True
         self.exit = partial(exited, self)
         self._order = (0, 0)
         self._answered = self.time()
@@ -129,6 +135,8 @@ class SimulatedWorker(Client):
 
     async def _register(self) -> None:
         while True:
+            self.cluster.on_device.get(self.seat, {}).pop(self.name, None)
+            self.parked, self.grant = True, 0
             self.incarnation = self.cluster.new_incarnation(self)
             self.parity_failures = 0
             self.directive = worker_pb2.Directive()
@@ -141,6 +149,7 @@ class SimulatedWorker(Client):
                 ranks=1,
                 state_version=self.state_version,
                 config_digest=self.cluster.config_digest,
+                seat=self.seat,
             )
             with contextlib.suppress(Fenced):
                 await self.call(worker_service.register, request)
@@ -154,6 +163,54 @@ class SimulatedWorker(Client):
     def over(self) -> bool:
         return self.directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED
 
+    # ---- its seat -------------------------------------------------------------------------
+
+    async def take_seat(self) -> None:
+        """Returns once it holds its seat, if it has one, and nobody asks for it; or if it is told
+        to end. Between two pieces of its work."""
+        while self.seat and not self.over:
+            self.check()
+            told = self.directive.seat
+            if told.hold and told.grant != self.returned:
+                if (self.grant, self.parked) != (told.grant, False):
+                    await self._occupy(told.grant)
+                return
+            if not self.parked:
+                await self._park()
+            elif not told.hold and told.grant not in (0, self.returned):
+                # It was asked to give back what it had not taken yet.
+                self.grant = self.returned = told.grant
+                self._send_report()
+            else:
+                self.while_parked()
+                await self.news(0.5)
+
+    def while_parked(self) -> None:
+        """Work that needs no device."""
+
+    async def _occupy(self, grant: int) -> None:
+        was_parked, self.grant, self.parked = self.parked, grant, False
+        self._send_report()
+        if was_parked:
+            await self._turn("unpark")
+            self.cluster.occupies(self.seat, self.name, self.incarnation)
+
+    async def _park(self) -> None:
+        """Says so only once it is off the devices: it never uses them under this grant again."""
+        self.busy = False
+        await self._turn("park")
+        self.cluster.on_device[self.seat].pop(self.name, None)
+        self.parked, self.returned = True, self.grant
+        self._send_report()
+
+    async def _turn(self, act: str) -> None:
+        for moment in ("before", "in", "after"):
+            if self.cluster.turning(self, act, moment):
+                self.exit(1)
+                await self.create_future()
+            if moment != "after":
+                await asyncio.sleep(self.rng.uniform(0.02, 0.4))
+
     # ---- session --------------------------------------------------------------------------
 
     async def _heartbeat(self) -> None:
@@ -164,7 +221,8 @@ class SimulatedWorker(Client):
                 self._session += 1
                 self._follow("")
 
-    def _send_report(self) -> None:
+    def _send_report(self, said: tuple[int, bool] | None = None) -> None:
+        """``said``: a lie about its seat."""
         if self.incarnation == 0:
             return
         self._reports += 1
@@ -181,9 +239,15 @@ class SimulatedWorker(Client):
             parity_failures=self.parity_failures,
             parity_detail="a weight differs" if self.parity_failures else "",
         )
+        if self.seat:
+            report.seat.grant, report.seat.parked = said or (self.grant, self.parked)
         controller = self.cluster.controllers[self._leader]
         session = Session(self, self.incarnation, self._session, self.directed, self.session_over)
         self.cluster.network.send(self.name, controller, controller.report, session, report)
+
+    def says(self, of_its_seat: tuple[int, bool]) -> None:
+        """It lies about its seat: a grant, and if it has parked under it."""
+        self._send_report(of_its_seat)
 
     def held(self) -> list[tuple[str, int]]:
         return []

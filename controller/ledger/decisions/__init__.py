@@ -9,4 +9,5 @@ from controller.ledger.decisions.membership import *
 from controller.ledger.decisions.mesh import *
 from controller.ledger.decisions.rejections import *
 from controller.ledger.decisions.run import *
+from controller.ledger.decisions.seats import *
 from controller.ledger.decisions.steps import *

@@ -96,6 +96,8 @@ def _not_eligible(state: State, worker: Worker) -> EmptyReason | None:
         return EmptyReason.PAUSED
     if worker.spare:
         return EmptyReason.SPARE
+    if not state.fleet.seated(worker):
+        return EmptyReason.PARKED
     holds_suspect = not worker.held.keys().isdisjoint(state.tasks.suspects)
     return EmptyReason.ISOLATED if holds_suspect else None
 
@@ -134,7 +136,8 @@ def _takes_suspects(state: State, worker: Worker) -> bool:
     """The first worker by name that has weights takes them. Nothing that changes with every step
     may decide it: a worker that is excused in between would get other tasks, and never run empty.
     """
-    able = (w for w in state.fleet.at_work() if state.run.recorded or w.loaded_version >= 0)
+    loaded = (w for w in state.fleet.at_work() if state.run.recorded or w.loaded_version >= 0)
+    able = filter(state.fleet.seated, loaded)
     return min(able, key=lambda w: w.worker_id, default=None) is worker
 
 

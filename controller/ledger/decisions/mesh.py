@@ -4,6 +4,8 @@
 - If every epoch of a replica fails, for example because the source of the state cannot reach it, it
   is left out until it is restarted or the source is another one: it would block every other replica
   forever.
+- If workers take turns, an epoch is formed only of replicas that hold their seats. In the turn of
+  generation a broken mesh stays broken, and a joiner waits.
 - While a living member of the mesh holds the newest state, its step goes on. If no living replica
   holds that state, the run goes back to the newest checkpoint.
 """
@@ -123,13 +125,16 @@ def _next_members(d: Decider) -> list[Worker] | None:
     """Members of the next epoch in rank order; None: the mesh stays as it is for now."""
     s = d.state
     staying = s.fleet.members()
+    if not all(map(s.fleet.seated, staying)):
+        return None
     names = {w.worker_id for w in staying}
     others = sorted(
         (w for w in s.fleet.living(Role.POLICY) if w.worker_id not in names),
         key=lambda w: w.worker_id,
     )
     newest = s.versions.version
-    joining = [w for w in [*staying, *others] if w.joinable and not s.fleet.left_out(w, newest)]
+    able = [w for w in [*staying, *others] if w.joinable and s.fleet.seated(w)]
+    joining = [w for w in able if not s.fleet.left_out(w, newest)]
     if any(w.state_version == newest for w in joining):
         return joining
     holders = [w for w in [*staying, *others] if w.state_version == newest]
@@ -137,7 +142,7 @@ def _next_members(d: Decider) -> list[Worker] | None:
         return joining
     # The only replicas with the state are leaving or not ready. A leaving one stays until another
     # has received it; for one that is coming the others wait.
-    leaving = next((w for w in holders if w.leaving), None)
+    leaving = next((w for w in holders if w.leaving and s.fleet.seated(w)), None)
     return None if leaving is None else [leaving, *joining]
 
 

@@ -30,6 +30,8 @@ def settle_step(d: Decider, now: float) -> None:
     mesh = s.fleet.whole_mesh
     if s.phase is not Phase.OPEN or s.paused or s.steps.open or mesh is None:
         return
+    if not all(map(s.fleet.seated, s.fleet.members())):
+        return
     step = Step(s.versions.step + 1)
     if step > s.run.steps:
         return
@@ -46,6 +48,12 @@ def settle_step(d: Decider, now: float) -> None:
         settings = StepSettings(s.run.lr.at(step, s.run.steps), s.run.token_age)
     again = replay is not None
     d.emit(ev.StepOpened(step, s.versions.version, mesh.epoch, groups, shards, again, settings))
+
+
+def missing_groups(s: State) -> int:
+    """Groups that must become ready before the next step can open."""
+    kept = s.steps.replay.get(Step(s.versions.step + 1), ())
+    return max(0, s.run.groups_per_step - len(kept) - len(s.tasks.ready))
 
 
 def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:

@@ -17,6 +17,7 @@ from controller.ledger.events.event import Event as Event
 from controller.ledger.events.event import Topic as Topic
 from controller.ledger.events.fleet import *
 from controller.ledger.events.run import *
+from controller.ledger.events.seats import *
 from controller.ledger.events.steps import *
 from controller.ledger.events.tasks import *
 

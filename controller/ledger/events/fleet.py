@@ -68,7 +68,7 @@ class WorkerDied(Event):
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers[self.worker_id]
-        s.fleet.leave(worker, Lifecycle.DEAD)
+        s.fleet.leave(worker, Lifecycle.DEAD, self.t)
         worker.death, worker.silent_s = self.cause, self.silent_s
 
     def text(self) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.specs import LeasedTask, LinkSpec, MeshSpec
+from controller.ledger.state.seats import Seats
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.observe.vocabulary import FaultCause
 from paceline.worker_pools import pool_of
@@ -78,6 +79,7 @@ class Worker:
     cgroup: str = ""
     memory_kills: int = -1
     origins: Mapping[str, str] = field(default_factory=dict)
+    seat: str = ""
     stopped_t: float = 0.0  # Time at which its launcher saw it stopped; 0: never. Unix seconds.
     death: FaultCause | None = None
     """Cause of its death, as far as it is known; None: it has not died."""
@@ -130,6 +132,7 @@ class Fleet:
     former: dict[str, dict[str, None]] = field(default_factory=dict)
     """Receivers that have lost their link from a sender since the newest commit, by sender: they
     may have the newest version from it."""
+    seats: Seats = field(default_factory=Seats)
     _living: dict[Role, dict[str, Worker]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
     )  # Living ones of ``workers``, in the same order
@@ -162,6 +165,16 @@ class Fleet:
     def at_work(self) -> list[Worker]:
         """Rollout workers that may lease tasks."""
         return [w for w in self._living[Role.ROLLOUT].values() if not w.leaving and not w.spare]
+
+    def occupies(self, worker: Worker) -> bool:
+        """True if it may be using its devices: its own, or a seat that it holds."""
+        seat = self.seats.by_name.get(worker.seat)
+        return seat is None or seat.holder == worker.who
+
+    def seated(self, worker: Worker) -> bool:
+        """True if it may begin something on its devices: nobody asks for its seat."""
+        seat = self.seats.by_name.get(worker.seat)
+        return seat is None or (seat.holder == worker.who and not seat.asked)
 
     def count(self, role: Role) -> int:
         return len(self._living[role])
@@ -241,16 +254,21 @@ class Fleet:
             worker.diverged_version = before.diverged_version
         self.workers[worker.worker_id] = worker
         self._living[worker.role][worker.worker_id] = worker
+        self.seats.join(worker.seat)
         gone = [w.worker_id for w in self.workers.values() if not w.alive]
         for worker_id in gone[:-_GONE_KEPT]:
             del self.workers[worker_id]
             self.retired.pop(worker_id, None)
 
-    def leave(self, worker: Worker, lifecycle: Lifecycle) -> None:
+    def leave(self, worker: Worker, lifecycle: Lifecycle, t: float = 0.0) -> None:
+        """``t``: the time, if it is known. Unix seconds."""
         worker.lifecycle = lifecycle
         worker.lease_reply = ()
         worker.state_version = worker.loaded_version = Version(-1)
         self._living[worker.role].pop(worker.worker_id, None)
+        if worker.seat:
+            others = {w.seat for role in Role for w in self.living(role)}
+            self.seats.leave(worker.seat, worker.who, others, t)
         for link in self.links_of(worker.worker_id):
             self._part(link)
             del self.links[link.receiver]

@@ -155,6 +155,9 @@ class FleetConfig(Section):
     """Lower limit of the desired number of rollout workers, for commands and for the autoscaler."""
     rollout_max: Positive | None = None
     """Upper limit of the desired number of rollout workers. If none, there is no limit."""
+    sharing: Literal["none", "turns"] = "none"
+    """none: every worker has devices of its own. turns: policy replica i and rollout worker i of a
+    host use the same devices in turn, and the one that waits keeps what it has in host memory."""
     rollout_spares: NonNegative = 0
     """Hot-spare rollout workers beside the desired number: they have weights, and lease tasks only
     when another worker dies or the number rises."""
@@ -199,6 +202,16 @@ class FleetConfig(Section):
     """Failed attempts after which a task is quarantined."""
     max_restarts: Positive = 20
     """Restarts of one process within ten minutes after which the run is declared failed."""
+
+    @field_validator("sharing", mode="before")
+    @classmethod
+    def _built(cls, sharing: Any) -> Any:
+        if sharing == "lend":
+            raise ValueError(
+                'fleet.sharing = "lend" is not built yet: workers that share devices take turns. '
+                'Write fleet.sharing = "turns"'
+            )
+        return sharing
 
     @model_validator(mode="after")
     def _bounded(self) -> "FleetConfig":

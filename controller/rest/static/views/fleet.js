@@ -166,6 +166,13 @@ function showHints(run) {
   hint("provider", trouble ? `The fleet is not at its desired counts: ${trouble}` : "");
   const failing = run.sinks.filter((s) => s.failing).map(failureText);
   hint("sinks", failing.join(" "));
+  hint("seats", run.seats.map(seatText).join(" "));
+}
+
+// Who holds devices that workers use in turn.
+function seatText({ name, holder, asked, since_s, why }) {
+  const held = asked ? `${holder} parks` : holder || "nobody";
+  return `${name}: ${held} for ${seconds(since_s)} (${why}).`;
 }
 
 function failureText(sink) {

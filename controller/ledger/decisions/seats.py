@@ -1,0 +1,115 @@
+"""Decisions about seats: whose turn it is, and who gets a seat that is free.
+
+- *Training* gets the seats once enough groups for a step are ready, no further one may be leased,
+  and those in flight are not worth a wait: with ``max_staleness`` = 0 there are none, above it what
+  is left of them goes on in the next turn. Evaluations are finished first.
+- *Generation* gets them once the ready groups no longer fill a step, and every member of the mesh
+  holds the newest state: a replica parks with it, and sends the weights from host memory.
+- If no replica holds the newest state, weights come to nobody: training gets the seats as soon as
+  nothing is in flight, to restore it.
+
+So each side waits only for what the other one does in its own turn. Joins, state transfers and the
+steps need the turn of training. Links and checkpoints need none.
+"""
+
+from controller.ledger import events as ev
+from controller.ledger.decisions.commands import Decider, command, of_worker
+from controller.ledger.decisions.leases import admissible
+from controller.ledger.decisions.steps import missing_groups
+from controller.ledger.enums import Phase, Role
+from controller.ledger.state.fleet import Worker
+from controller.ledger.state.seats import Seat
+from controller.ledger.state.state import State
+from paceline.ids import Step
+
+Turn = tuple[Role, str]  # The role that is to hold the seats, and why
+LOST = "Redis has lost the end of the journal, and with it a grant"
+
+
+def settle_seats(d: Decider, now: float) -> bool:
+    """Changes the turn if that is due, and grants what is free; True if anything was decided."""
+    seats, before = d.state.fleet.seats, d.state.fleet.seats.grants
+    turn = next_turn(d.state)
+    if turn is not None:
+        d.emit(ev.TurnChanged(*turn, now))
+    if d.state.over:
+        return False
+    for seat in seats.by_name.values():
+        if seat.holder is None and (worker := _successor(d.state, seat)) is not None:
+            # Redis may have lost the newest grants: their numbers were below that of a new term.
+            grant = max(seats.grants + 1, d.state.term)
+            d.emit(ev.SeatGranted(seat.name, *worker.who, grant, seats.why, now))
+    return turn is not None or seats.grants > before
+
+
+@command
+def settle_turn(d: Decider, now: float) -> None:
+    """The turn may be due to change."""
+    d.settle_fleet(now)
+
+
+def _successor(s: State, seat: Seat) -> Worker | None:
+    """The worker whose turn it is; of several the one that stays."""
+    living = (w for w in s.fleet.living(s.fleet.seats.turn) if w.seat == seat.name)
+    return min(living, key=lambda w: (w.leaving, w.worker_id), default=None)
+
+
+@of_worker
+def report_seat(d: Decider, now: float, worker: Worker, grant: int, parked: bool) -> None:
+    """A worker says under which grant it uses its seat, or has parked. What does not concern the
+    present grant of its holder changes nothing."""
+    s = d.state
+    seat = s.fleet.seats.by_name.get(worker.seat)
+    if seat is None or seat.holder is None or s.over:
+        return
+    returns = parked and seat.holder == worker.who and grant == seat.grant
+    if returns and seat.asked:
+        d.emit(ev.SeatReturned(seat.name, *worker.who, grant, now))
+        d.settle_fleet(now)
+    elif not seat.asked and (returns or seat.grant < grant) and max(grant, seat.grant) < s.term:
+        # Only a new term can have lost a grant, or that it was asked for. The holder by the ledger
+        # may have parked, and would never use the seat under its grant again.
+        d.emit(ev.SeatAsked(seat.name, LOST, now))
+
+
+def next_turn(s: State) -> Turn | None:
+    """The role that is to hold the seats from here on, and why; None: the turn does not change."""
+    seats = s.fleet.seats
+    if not seats.by_name or s.over or s.steps.open is not None:
+        return None
+    training = seats.turn is Role.POLICY
+    if s.phase is not Phase.OPEN:
+        return None if training else (Role.POLICY, "the run stops")
+    if s.paused:
+        return None
+    why = _why_to_generate(s) if training else _why_to_train(s)
+    return (Role.ROLLOUT if training else Role.POLICY, why) if why else None
+
+
+def _why_to_generate(s: State) -> str:
+    """Reason why training has nothing to do; empty if it has, or if it cannot park now."""
+    fleet, step = s.fleet, Step(s.versions.step + 1)
+    lacking = len(fleet.members()) - len(fleet.sources(s.versions.version))
+    waiting = any(w.seat for w in fleet.living(Role.ROLLOUT))
+    if fleet.whole_mesh is None or lacking or not waiting:
+        return ""
+    if step > s.run.steps:
+        return "evaluations are left" if s.evals.rounds else ""
+    missing = missing_groups(s)
+    return f"step {step} misses {missing} of {s.run.groups_per_step} groups" if missing else ""
+
+
+def _why_to_train(s: State) -> str:
+    """Reason why generation has done what it can; empty if it has not."""
+    run, step, newest = s.run, Step(s.versions.step + 1), s.versions.version
+    evaluated = sum(r.open - len(r.pending) for r in s.evals.rounds.values())
+    if not s.fleet.sources(newest) and not s.tasks.leased + evaluated:
+        return f"no replica holds version {newest}"
+    if s.evals.rounds:
+        return ""
+    if step > run.steps:
+        return "all steps are trained"
+    worth_a_wait = run.groups_per_step // 2 if run.max_staleness else 0
+    if missing_groups(s) or admissible(s, newest) > 0 or s.tasks.leased > worth_a_wait:
+        return ""
+    return f"the groups of step {step} are ready"

@@ -1,0 +1,69 @@
+"""Events of the seats that workers hold in turn."""
+
+from controller.ledger.enums import Role
+from controller.ledger.events.event import LEASES, Event, Topic, event
+from controller.ledger.state.state import State
+
+
+@event()
+class TurnChanged(Event):
+    """The other side is to hold the seats: their holders are asked to park."""
+
+    role: Role
+    why: str
+    t: float
+
+    def apply(self, s: State) -> None:
+        seats = s.fleet.seats
+        seats.turn, seats.why = self.role, self.why
+        for seat in seats.by_name.values():
+            if seat.holder and s.fleet.workers[seat.holder[0]].role is not self.role:
+                seat.ask(self.t, self.why)
+
+    def text(self) -> str:
+        side = "training" if self.role is Role.POLICY else "generation"
+        return f"the devices go to {side}: {self.why}"
+
+
+@event(listed=False)
+class SeatAsked(Event):
+    """One holder is asked to park: the journal has lost what became of its grant."""
+
+    seat: str
+    why: str
+    t: float
+
+    def apply(self, s: State) -> None:
+        s.fleet.seats.by_name[self.seat].ask(self.t, self.why)
+
+
+@event(listed=False, wakes=LEASES | {Topic.PLAN})
+class SeatGranted(Event):
+    """From here on this worker alone may use the devices."""
+
+    seat: str
+    worker_id: str
+    incarnation: int
+    grant: int
+    why: str
+    t: float
+
+    def apply(self, s: State) -> None:
+        seats = s.fleet.seats
+        seats.grants = self.grant
+        holder = self.worker_id, self.incarnation
+        seats.by_name[self.seat].give(holder, self.grant, self.t, self.why)
+
+
+@event(listed=False)
+class SeatReturned(Event):
+    """The holder has parked: it uses none of the devices any more."""
+
+    seat: str
+    worker_id: str
+    incarnation: int
+    grant: int
+    t: float
+
+    def apply(self, s: State) -> None:
+        s.fleet.seats.by_name[self.seat].free(self.t, f"{self.worker_id} has parked")

@@ -1,0 +1,63 @@
+"""Seats: devices that a policy replica and a rollout worker of one host hold in turn.
+
+    free ── SeatGranted ──► held ── TurnChanged, SeatAsked ──► asked for ── SeatReturned ──► free
+      ▲                       └────────── its holder leaves the fleet ──────────┘             │
+      └─────────────────────────────────────────────────────────────────────────────────────┘
+
+- A seat has one holder at most, which lives. Every grant has a number, higher than all before it.
+- What is asked for stays so until it is returned: a worker that has parked under a grant never uses
+  the devices under it again, even if the other side's turn is over before its report arrives.
+- All seats of a run change together: ``turn`` is the role that gets the seats that come free.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from controller.ledger.enums import Role
+
+Holder = tuple[str, int]  # (worker id, incarnation)
+
+
+@dataclass(slots=True)
+class Seat:
+    name: str
+    holder: Holder | None = None
+    grant: int = 0  # Number of its newest grant; 0: it was never granted
+    asked: bool = False  # The holder is asked to return it
+    since: float = 0.0  # Time of the newest of these changes. Unix seconds; 0: it is not known.
+    why: str = ""  # Reason of that change
+
+    def give(self, holder: Holder, grant: int, t: float, why: str) -> None:
+        self.holder, self.grant, self.asked = holder, grant, False
+        self.since, self.why = t, why
+
+    def ask(self, t: float, why: str) -> None:
+        self.asked, self.since, self.why = True, t, why
+
+    def free(self, t: float, why: str) -> None:
+        self.holder, self.asked = None, False
+        self.since, self.why = t, why
+
+
+@dataclass(slots=True)
+class Seats:
+    by_name: dict[str, Seat] = field(default_factory=dict)
+    """Seats that a living worker has registered with."""
+    turn: Role = Role.POLICY
+    why: str = "the run starts"  # Reason of the newest change of ``turn``
+    grants: int = 0  # The newest grant of all seats
+
+    def join(self, name: str) -> None:
+        """A worker with this seat has come; "": one with devices of its own."""
+        if name:
+            self.by_name.setdefault(name, Seat(name))
+
+    def leave(self, name: str, holder: Holder, others: Collection[str], t: float) -> None:
+        """A worker with this seat has gone. ``others``: seats of those that live."""
+        seat = self.by_name.get(name)
+        if seat is None:
+            return
+        if seat.holder == holder:
+            seat.free(t, f"{holder[0]} has left")
+        if name not in others:
+            del self.by_name[name]

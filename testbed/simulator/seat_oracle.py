@@ -1,0 +1,78 @@
+"""Seats of a simulated run: who holds them by the journal, checked without the ledger's code, and
+who uses their devices."""
+
+from collections.abc import Iterable
+
+from controller.ledger import events as ev
+
+
+class SeatOracle:
+    def __init__(self) -> None:
+        self.seats: dict[str, tuple[str, int]] = {}
+        """Seat and incarnation of each living worker that has one."""
+        self.holders: dict[str, tuple[str, int, int]] = {}
+        """Worker, incarnation and grant, by seat."""
+        self.asked: set[str] = set()
+        self.newest = 0
+        self.turns = 0
+
+    def take(self, event: ev.Event, open_step: ev.StepOpened | None, members: Iterable[str]) -> str:
+        """What is wrong with the event; empty if nothing is. ``members``: of the newest epoch."""
+        match event:
+            case ev.WorkerRegistered() if event.seat:
+                self.seats[event.worker_id] = event.seat, event.incarnation
+            case ev.WorkerDied():
+                self._gone(event.worker_id)
+            case ev.WorkerChanged() if event.lifecycle == "stopped":
+                self._gone(event.worker_id)
+            case ev.TurnChanged():
+                self.turns += 1
+                role = str(event.role)
+                self.asked |= {s for s, (w, *_) in self.holders.items() if not w.startswith(role)}
+                return f"the turn changes during step {open_step.step}" if open_step else ""
+            case ev.SeatAsked():
+                self.asked.add(event.seat)
+            case ev.SeatGranted():
+                return self._granted(event)
+            case ev.SeatReturned():
+                return self._returned(event)
+            case ev.TasksLeased() if not self._seated(event.worker_id):
+                return f"{event.worker_id} leases tasks and does not hold its seat"
+            case ev.StepOpened():
+                away = [w for w in members if not self._seated(w)]
+                return f"step {event.step} opens, and {away} do not hold their seats" * bool(away)
+            case ev.MeshFormed() if open_step is None:
+                away = [m.worker_id for m in event.members if not self._seated(m.worker_id)]
+                return f"epoch {event.epoch} is formed with {away}, who are parked" * bool(away)
+        return ""
+
+    def _seated(self, worker_id: str) -> bool:
+        seat, incarnation = self.seats.get(worker_id, ("", 0))
+        holds = self.holders.get(seat, ())[:2] == (worker_id, incarnation)
+        return not seat or (holds and seat not in self.asked)
+
+    def _gone(self, worker_id: str) -> None:
+        seat, incarnation = self.seats.pop(worker_id, ("", 0))
+        if self.holders.get(seat, ())[:2] == (worker_id, incarnation):
+            del self.holders[seat]
+            self.asked.discard(seat)
+
+    def _granted(self, e: ev.SeatGranted) -> str:
+        if self.seats.get(e.worker_id) != (e.seat, e.incarnation):
+            return f"{e.seat} is given to {e.worker_id}, who is dead or has another seat"
+        if e.seat in self.holders:
+            return f"{e.seat} of {self.holders[e.seat]} is given to {e.worker_id}"
+        if e.grant <= self.newest:
+            return f"grant {e.grant} follows {self.newest}"
+        self.newest = e.grant
+        self.holders[e.seat] = e.worker_id, e.incarnation, e.grant
+        return ""
+
+    def _returned(self, e: ev.SeatReturned) -> str:
+        if self.holders.get(e.seat) != (e.worker_id, e.incarnation, e.grant):
+            return f"{e.seat} of {self.holders.get(e.seat)} is returned by {e}"
+        if e.seat not in self.asked:
+            return f"{e.seat} is returned, and nobody has asked for it"
+        del self.holders[e.seat]
+        self.asked.discard(e.seat)
+        return ""

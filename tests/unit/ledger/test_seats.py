@@ -1,0 +1,282 @@
+"""Workers that take turns: who holds a seat, who is asked for it, and what a report can change."""
+
+from typing import Any
+
+import pytest
+
+from controller.fleet.liveness import Liveness
+from controller.ledger import Ledger
+from controller.ledger import decisions as cmd
+from controller.ledger import events as ev
+from controller.ledger.decisions.seats import next_turn
+from controller.ledger.enums import Role
+from paceline.config.sections.workers import FleetConfig
+from paceline.v1 import common_pb2, worker_pb2
+from tests.fixtures.ledgers import Driven
+
+SYNCHRONOUS = {"max_staleness": 0, "late_groups": "drop"}
+
+
+def seated(*pairs: int, **changes: Any) -> Driven:
+    """Pairs of a replica and a rollout worker, each with a seat of its own; generation's turn."""
+    run = Driven(**(SYNCHRONOUS | changes))
+    for n in pairs or (0,):
+        come(run, f"p{n}")
+    for n in pairs or (0,):
+        come(run, f"r{n}")
+    for n in pairs or (0,):
+        park(run, f"p{n}")
+    return run
+
+
+def come(run: Driven, worker: str) -> None:
+    newest = run.state.versions.version
+    run.register(worker, seat=f"h/{worker[1:]}")
+    run.observe(worker)
+    if worker.startswith("p"):
+        run.observe(worker, state=newest)
+    else:
+        run.observe(worker, loaded=newest)
+
+
+def say(run: Driven, worker: str, grant: int, *, parked: bool = True) -> None:
+    run.do(cmd.report_seat(worker, run.current[worker], grant, parked))
+
+
+def park(run: Driven, worker: str) -> None:
+    told = run.directive(worker).seat
+    assert told.grant and not told.hold, f"{worker} is not asked: {told}"
+    say(run, worker, told.grant)
+
+
+def holder(run: Driven, seat: str = "h/0") -> str:
+    found = run.state.fleet.seats.by_name[seat].holder
+    return found[0] if found else ""
+
+
+def turn(run: Driven) -> None:
+    """The leader's next look."""
+    run.do(cmd.settle_turn())
+
+
+def test_a_synchronous_run_takes_turns_step_by_step() -> None:
+    run = seated(steps=2)
+    for step in 1, 2:
+        assert holder(run) == "r0" and run.state.steps.open is None
+        assert run.directive("r0").seat.hold and not run.directive("p0").seat.grant
+        run.observe("r0", loaded=step - 1)
+        run.fill("r0", 3)
+        turn(run)
+        assert run.state.fleet.seats.turn is Role.ROLLOUT, "a step misses a group"
+        run.fill("r0", 1)
+        turn(run)
+        assert run.event(ev.TurnChanged).role is Role.POLICY
+        assert run.lease("r0").empty_reason == "parked" and run.state.steps.open is None
+        park(run, "r0")
+        assert run.names() == ["SeatReturned", "SeatGranted", "StepOpened"]
+        run.vote("p0")
+        if step == 1:
+            assert run.event(ev.TurnChanged).role is Role.ROLLOUT
+            park(run, "p0")
+    assert holder(run) == "p0", "nothing is left to generate, and the last checkpoint is due"
+    run.failover()
+    run.checkpoint()
+    assert run.state.ended
+
+
+def test_generation_runs_ahead_up_to_the_bound_and_leaves_what_is_not_worth_a_wait() -> None:
+    run = seated(max_staleness=1)
+    leases = list(run.lease("r0", 8).leases)
+    for lease in leases[:5]:
+        run.submit("r0", lease)
+    turn(run)
+    assert run.state.fleet.seats.turn is Role.ROLLOUT, "3 of 4 groups of a step are in flight"
+    run.submit("r0", leases[5])
+    turn(run)
+    run.return_task("r0", leases[6], "hand_back")
+    park(run, "r0")
+    assert run.submit("r0", leases[7]).code == "accepted", "it was being scored"
+    run.vote("p0")
+    assert run.state.fleet.seats.turn is Role.ROLLOUT and len(run.state.tasks.ready) == 3
+
+
+def test_all_seats_change_together_and_a_step_waits_for_the_last() -> None:
+    run = seated(0, 1)
+    run.fill("r0", 4)
+    turn(run)
+    assert {s.asked for s in run.state.fleet.seats.by_name.values()} == {True}
+    park(run, "r0")
+    assert holder(run, "h/0") == "p0" and run.state.steps.open is None
+    park(run, "r1")
+    assert run.state.steps.open is not None
+
+
+def test_a_report_that_is_stale_repeated_or_a_lie_changes_nothing() -> None:
+    run = seated()
+    grant = run.directive("r0").seat.grant
+    for worker, said, parked in (
+        ("r0", grant, True),  # nobody has asked for it
+        ("r0", grant - 1, True),  # of the grant before
+        ("p0", grant - 1, True),  # repeated
+        ("p0", grant, True),  # of another's grant
+        ("p0", grant + 1, False),  # of one that never was
+    ):
+        say(run, worker, said, parked=parked)
+        assert run.names() == [] and holder(run) == "r0"
+    run.fill("r0", 4)
+    turn(run)
+    for worker, said, parked in ("p0", grant, True), ("r0", grant, False), ("r0", grant - 1, True):
+        say(run, worker, said, parked=parked)
+        assert run.names() == [] and holder(run) == "r0"
+    with pytest.raises(cmd.CommandRefused):
+        run.do(cmd.report_seat("r0", run.current["r0"] - 50, grant, True))
+
+
+def test_what_was_asked_for_stays_so_if_the_turn_comes_back() -> None:
+    """It has parked, or will have, and never uses its devices under that grant again."""
+    run = seated()
+    run.fill("r0", 4)
+    turn(run)
+    before = run.directive("r0").seat.grant
+    run.die("p0")  # the mesh is broken: a joiner needs the turn of training
+    come(run, "p0")
+    run.do(cmd.pause("a", True))
+    assert run.directive("r0").seat.grant == before and not run.directive("r0").seat.hold
+    park(run, "r0")
+    assert holder(run) == "p0" and run.directive("p0").seat.grant > before
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("how", ["dies", "is replaced", "stops"])
+def test_a_holder_that_goes_frees_its_seat_in_the_same_event(how: str, asked: bool) -> None:
+    run = seated()
+    if asked:
+        run.fill("r0", 4)
+        turn(run)
+    if how == "dies":
+        run.die("r0")
+    elif how == "stops":
+        run.observe("r0", "stopped")
+    else:
+        run.register("r0", seat="h/0")
+    assert holder(run) == ("p0" if asked else "r0" if how == "is replaced" else "")
+    if asked:
+        assert run.state.steps.open is not None
+    run.failover()
+    assert run.ledger.check() == []
+
+
+def test_a_joiner_and_a_broken_mesh_wait_for_the_turn_of_training() -> None:
+    run = seated(0, 1)
+    epoch = run.state.fleet.mesh_epoch
+    run.die("p1")
+    come(run, "p1")
+    assert run.state.fleet.mesh.broken and run.state.fleet.mesh_epoch == epoch
+    assert not run.directive("p1").seat.grant and not run.directive("p0").HasField("mesh")
+    run.fill("r0", 4)
+    turn(run)
+    park(run, "r1")
+    run.do(cmd.form_mesh())
+    assert run.state.fleet.mesh_epoch == epoch, "p0 does not hold its seat"
+    park(run, "r0")
+    run.do(cmd.form_mesh())
+    assert run.state.fleet.whole_mesh.names == ["p0", "p1"] and run.state.steps.open is not None
+
+
+def test_a_replica_that_comes_before_it_has_its_seat_joins_after_the_step() -> None:
+    run = seated(0, 1)
+    run.die("p1")
+    run.fill("r0", 4)
+    turn(run)
+    come(run, "p1")
+    park(run, "r0")
+    run.do(cmd.form_mesh())
+    assert run.state.fleet.whole_mesh.names == ["p0"], "the others do not wait for r1 to park"
+    park(run, "r1")
+    run.vote("p0")
+    assert run.state.fleet.whole_mesh.names == ["p0", "p1"]
+    assert run.state.fleet.seats.turn is Role.POLICY, "it receives the state first"
+    run.observe("p1", state=1)
+    assert run.state.fleet.seats.turn is Role.ROLLOUT
+
+
+def test_a_run_whose_last_replica_dies_parked_is_restored_once_nothing_is_in_flight() -> None:
+    run = seated(max_staleness=1)
+    (lease,) = run.lease("r0").leases
+    run.die("p0")
+    run.register("p0", seat="h/0")
+    run.observe("p0")
+    assert next_turn(run.state) is None, "what is in flight can still be trained"
+    run.submit("r0", lease)
+    turn(run)
+    assert run.event(ev.TurnChanged).why == "no replica holds version 0"
+    park(run, "r0")
+    assert run.state.fleet.whole_mesh.restore
+    run.observe("p0", state=run.state.versions.version)
+    assert run.state.fleet.seats.turn is Role.ROLLOUT
+
+
+def test_evaluations_are_finished_before_training_goes_on_and_before_the_run_ends() -> None:
+    run = seated(steps=1, eval_rows=1, eval_every=1)
+    (held_out,) = run.lease("r0", 1).leases
+    run.fill("r0", 4)
+    turn(run)
+    assert run.state.fleet.seats.turn is Role.ROLLOUT
+    run.submit("r0", held_out)
+    turn(run)
+    park(run, "r0")
+    run.vote("p0")
+    turn(run)
+    assert run.state.fleet.seats.why == "evaluations are left"
+    park(run, "p0")
+    run.checkpoint()
+    run.observe("r0", loaded=1)
+    run.submit("r0", run.lease("r0").leases[0], 1)
+    assert run.state.ended
+
+
+def test_a_pause_keeps_the_turn_and_a_stop_gives_it_to_training() -> None:
+    run = seated()
+    run.fill("r0", 4)
+    run.do(cmd.pause("a", True))
+    assert next_turn(run.state) is None
+    run.do(cmd.stop("b", "enough"))
+    assert run.state.fleet.seats.turn is Role.POLICY
+
+
+def test_a_grant_that_redis_has_lost_is_asked_back_once() -> None:
+    """The holder by the ledger had parked, and would never use the seat under that grant again."""
+    run = seated()
+    grant = run.directive("r0").seat.grant
+    for worker, said in ("r0", grant), ("p0", grant + 1):
+        say(run, worker, said)
+        assert run.names() == [], "no grant of this term is lost"
+    run.do(cmd.begin_term(grant + 100, "controller-2"))
+    say(run, "p0", grant + 1, parked=False)
+    assert run.names() == ["SeatAsked"]
+    say(run, "r0", grant)
+    assert run.names() == ["SeatReturned", "SeatGranted"]
+    assert run.directive("r0").seat.grant >= grant + 100, "above all that may be lost"
+    say(run, "p0", grant + 2, parked=False)
+    assert run.names() == [] and holder(run) == "r0"
+
+
+def test_a_worker_that_has_parked_may_be_still_and_a_holder_may_not() -> None:
+    run = seated()
+    liveness = Liveness(FleetConfig(wedged_after_s=60.0, lease_ttl_s=1e6))
+    liveness.begin(run.ledger, 0.0)
+    for name in "p0", "r0":
+        caller = common_pb2.Caller(worker_id=name, incarnation=run.current[name])
+        liveness.observe(worker_pb2.Report(caller=caller, busy=True), 0.0)
+    dead = [str(c) for t in range(61) for c in liveness.tick(run.ledger, float(t))]
+    assert len(dead) == 1 and "r0" in dead[0]
+
+
+def test_a_snapshot_from_before_there_were_seats_is_read() -> None:
+    run = Driven.fleet("p0", "r0")
+    data = run.ledger.to_snapshot()
+    del data["fleet"]["seats"]
+    for worker in data["fleet"]["workers"].values():
+        del worker["seat"]
+    ledger = Ledger.from_snapshot(data)
+    assert ledger.fingerprint() == run.ledger.fingerprint()
