@@ -5,7 +5,8 @@ those of models of one and two blocks, which are run on fake tensors, without da
 """
 
 import copy
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config.schema import Config
@@ -29,6 +30,7 @@ class ModelShape:
     block_saved: int  # Bytes per token that one block keeps for its backward
     root_saved: int
     block_inputs: int  # Bytes per token that all blocks take
+    adapters: int = 0  # Parameters that [model.lora] adds, and the only ones that are trained
 
 
 def trainer_dtype(config: Config) -> str:
@@ -44,7 +46,15 @@ def read_shape(config: Config) -> ModelShape:
     path, trusted = config.model.path, config.model.trust_remote_code
     try:
         stored = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
-        return shape_of(stored, trainer_dtype(config), trust_remote_code=trusted)
+        shape = shape_of(stored, trainer_dtype(config), trust_remote_code=trusted)
+        if config.model.lora is None:
+            return shape
+        from paceline.lora import adapter_shapes
+
+        adapters = adapter_shapes(stored, config.model.lora, trust_remote_code=trusted)
+        return replace(shape, adapters=sum(map(math.prod, adapters.values())))
+    except BadInput:
+        raise
     except Exception as error:  # files of users, models of others' code, and data-dependent ones
         raise BadInput(
             f"model.path = {path!r}: its config.json cannot be read, or its memory not be computed "
@@ -60,9 +70,7 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    kinds = getattr(model, "_no_split_modules", None) or ()
-    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
-    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
+    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
     total = sum(p.numel() for p in model.parameters())
     text = config.get_text_config()
     heads, layers = text.num_attention_heads, text.num_hidden_layers
@@ -82,6 +90,16 @@ def shape_of(config: Any, dtype: str, *, trust_remote_code: bool = False) -> Mod
         root_saved=max(0, 2 * one - two),
         block_inputs=(2 if dtype == "bfloat16" else 4) * text.hidden_size * layers,
     )
+
+
+def blocks_of(model: Any) -> list[Any]:
+    """The transformer blocks: what the model itself declares indivisible, else its longest list."""
+    from torch import nn
+
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    blocks = [m for m in model.modules() if type(m).__name__ in names]
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
+    return blocks or max(lists, key=len, default=[])
 
 
 def _saved(config: Any, blocks: int, dtype: str) -> int:

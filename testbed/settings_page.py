@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from paceline.config.fields import CARRIED, Section, meaning
+from paceline.config.fields import CARRIED, Section, meaning, section_of
 from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS, TABLES
 from paceline.config.sections.scorers import ScorerConfig, ScorersConfig
@@ -52,9 +52,7 @@ def reference() -> str:
 
 def _table(model: type[Section]) -> list[str]:
     head = "| setting | type | default | meaning |\n|---|---|---|---|\n"
-    settings = {
-        n: f for n, f in model.model_fields.items() if f.annotation not in SECTIONS.values()
-    }
+    settings = {n: f for n, f in model.model_fields.items() if section_of(f) is None}
     return [head, *(_row(name, field) for name, field in settings.items())]
 
 

@@ -71,7 +71,7 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
         section, *tables, name = dotted.split(".")
         fields = known.get(section, {})
         for table in tables:
-            fields = fields.get(table, {})
+            fields = fields.get(table) or {}
         if name in fields and fields[name] != value:
             fields[name] = value
             sections[section] = known[section]

@@ -129,3 +129,12 @@ def table_of(field: FieldInfo) -> type[Section] | None:
         if isinstance(inner, type) and issubclass(inner, Section):
             return inner
     return None
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a field is, also one that may be left out; None for other fields."""
+    inner = get_args(field.annotation)
+    for kind in inner if NoneType in inner else (field.annotation,):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None

@@ -265,6 +265,11 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
         "model.gradient_checkpointing is false. Set model.gradient_checkpointing = true",
     ),
     Rule(
+        lambda c: c.model.lora and c.model.lora.path and c.model.initial_checkpoint,
+        "model.lora.path and model.initial_checkpoint both give the adapters with which the run "
+        "begins: remove one of them",
+    ),
+    Rule(
         lambda c: c.data.curriculum is not None and c.rollout.group_size == 1,
         "data.curriculum compares the rewards of a prompt's sampled completions, and with "
         "rollout.group_size = 1 there are none to compare: remove it",

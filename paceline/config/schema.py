@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
-from paceline.config.fields import RowForm, Section, table_of
+from paceline.config.fields import RowForm, Section, section_of, table_of
 from paceline.config.objectives import BUILT_IN, BuiltIn
 from paceline.config.rules import problem
 from paceline.config.sections.evaluation import EvaluationConfig
@@ -154,9 +154,9 @@ def _with_group_size(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _sections(model: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
     for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            yield f"{prefix}{name}", info.annotation
-            yield from _sections(info.annotation, f"{prefix}{name}.")
+        if (section := section_of(info)) is not None:
+            yield f"{prefix}{name}", section
+            yield from _sections(section, f"{prefix}{name}.")
 
 
 SECTIONS: dict[str, type[Section]] = dict(_sections(Config))  # type: ignore[type-abstract]

@@ -1,7 +1,7 @@
 """Sections of the configuration about training: run, model, data, rewards and the trainer."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -89,6 +89,46 @@ class RunConfig(Section):
     """Seed of the data order, of sampling and of initialisation."""
 
 
+ALL_LINEAR: Final = "all-linear"
+SETTINGS_FILE = "adapter_config.json"
+"""In a directory of adapters, what PEFT writes about them."""
+
+
+class LoraConfig(Section):
+    """Adapters: the weights of model.path stay as they are, and two thin matrices beside its linear
+    layers are trained."""
+
+    change = Fixed("checkpoints hold these adapters and their optimizer state")
+
+    rank: Positive
+    """Rows of the first matrix and columns of the second. RL needs few, fine-tuning on much data
+    more (Schulman et al., LoRA Without Regret, 2025)."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """What an adapter adds is multiplied by alpha / rank. With one alpha, about the same learning
+    rate fits every rank (the same source)."""
+    targets: Literal["all-linear"] | list[str] = ALL_LINEAR
+    """Layers with an adapter. all-linear: each linear layer of the transformer blocks. A list names
+    some of these by how their names end ("q_proj"), also with * ("layers.1?.mlp.*")."""
+    dropout: Literal[0] = 0
+    """There is none: the log-probs of a ratio must be those of the policy that sampled."""
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    """Random numbers of the first matrix: uniform in ±1/√columns, or of standard deviation 1/rank.
+    The second one begins with zeros."""
+    path: LocalPath | None = None
+    """Directory of adapters as PEFT writes them, with which the policy begins."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @field_validator("targets")
+    @classmethod
+    def _some(cls, targets: str | list[str]) -> str | list[str]:
+        if not targets or "" in targets:
+            raise ValueError('model.lora.targets names no layer. Write "all-linear" or ["q_proj"]')
+        return targets
+
+
 class ModelConfig(Section):
     change = Fixed("checkpoints hold this model and its optimizer state")
 
@@ -118,6 +158,8 @@ class ModelConfig(Section):
     """Run model code that comes with the checkpoint."""
     device: Annotated[Literal["auto", "cpu", "cuda"], AT_START] = "auto"
     """Device of policy and rollout workers. auto uses cuda if torch finds a GPU."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of the whole model."""
 
 
 class SourceConfig(Section):
