@@ -34,6 +34,7 @@ NCCL = 500 << 20
 """Bytes of a communicator on its GPU: 390 to 500 MiB on an H200, 766 MiB the first of a process."""
 REMEDIES = {
     "weights": "fleet.policy_ranks: more",
+    "frozen base": "fleet.policy_ranks: more",
     "gradients until the last row": 'train.memory.gradient_sync = "row"',
     "optimizer moments": "train.memory.offload_optimizer = true",
     "reference": "train.memory.offload_frozen = true",
@@ -116,13 +117,17 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     loss, tokens = config.built_in, memory.tokens_per_microbatch
     width = _width(trainer_dtype(config))
     models = 2 if loss is not None and loss.critic else 1
-    weights, roots = models * shape.parameters, models * shape.root_parameters
-    slices = 4 * shape.parameters // ranks  # Of one model, in float32
+    weights = models * (shape.adapters or shape.parameters)  # That are trained
+    whole, roots = models * shape.parameters, models * shape.root_parameters
     gpu = dict.fromkeys(("weights", "gradients", "reduction scratch"), 4 * weights // ranks)
-    host = {"loading": slices}
+    host = {"loading": (width if shape.adapters else 4) * shape.parameters // ranks}
+    if shape.adapters:
+        gpu["frozen base"] = width * whole // ranks
     (host if memory.offload_optimizer else gpu)["optimizer moments"] = 8 * weights // ranks
-    if (loss is not None and loss.reference) or train.loss.kl_coef > 0:
-        frozen = slices if ranks > 1 else width * shape.parameters
+    reference = (loss is not None and loss.reference) or train.loss.kl_coef > 0
+    is_base = shape.adapters and train.loss.reference_path in (None, config.model.path)
+    if reference and not is_base:
+        frozen = width * shape.parameters // ranks
         (host if memory.offload_frozen else gpu)["reference"] = frozen
         if memory.offload_frozen and ranks == 1:
             block = width * (shape.block_parameters + shape.root_parameters)
@@ -135,8 +140,9 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         if memory.reshard_after_forward:
             gpu["gathered blocks"] = width * (2 * shape.block_parameters + roots)
         else:
-            gpu["gathered weights"] = width * weights
-        gpu["gradients of a block"] = 4 * (shape.block_parameters + roots)
+            gpu["gathered weights"] = width * whole
+        of_a_block = shape.adapters // shape.layers or shape.block_parameters + roots
+        gpu["gradients of a block"] = 4 * of_a_block
         if memory.gradient_sync == "step":
             gpu["gradients until the last row"] = 4 * weights
     kept = models * tokens * shape.block_saved
@@ -161,7 +167,7 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     gpu["communicators"] = NCCL * joined
     if not config.recorded:
         # A rank's buckets of two versions: links still send the older, or compare with it.
-        wire = _engine_width(config) * shape.parameters // ranks
+        wire = _engine_width(config) * (shape.adapters or shape.parameters) // ranks
         (host if memory.offload_publishing else gpu)["published weights"] = 2 * wire
         if config.rollout.weight_deltas:
             host["encoded deltas"] = wire
@@ -186,10 +192,10 @@ def head_scratch_bytes(
 def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     """One rank of an engine, with a cache for one sequence of full length."""
     rollout, devices, width = config.rollout, config.rollout.tensor_parallel, _engine_width(config)
-    weights = width * shape.parameters
+    weights, published = width * shape.parameters, width * (shape.adapters or shape.parameters)
     context = min(config.longest_sequence, positions(config.model.path) or config.longest_sequence)
     gpu = {
-        "engine weights": weights // devices,
+        "engine weights": (weights + width * shape.adapters) // devices,
         "KV cache of one sequence": width * shape.kv_elements * context // devices,
     }
     if not config.weights_through_host:
@@ -197,9 +203,9 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     # Weights that arrive, and those before them, on which deltas build or which a relay still
     # hands on.
     two = (rollout.weight_deltas and width == 2) or config.relay_fanout > 0
-    host = {"received weights": (2 if two else 1) * weights}
+    host = {"received weights": (2 if two else 1) * published}
     if rollout.engine == "vllm":
-        host["weights that ranks share"] = weights
+        host["weights that ranks share"] = published
     return ProcessPlan("rollout worker", gpu, host)
 
 

@@ -17,6 +17,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NewType
 
@@ -30,9 +31,10 @@ from paceline.payloads.store import Payloads
 from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
-from policy_worker.model.train_state import NO_VERSION, TrainState
+from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.objectives.load import load_objective
+from policy_worker.objectives.objective import POLICY, is_base
 from policy_worker.publisher import PublishingPlace, ReplicaPublisher
 from policy_worker.ranks.operations import follow as follow_operations
 from policy_worker.ranks.operations import on_every_rank
@@ -91,8 +93,11 @@ class Trainer:
     def __post_init__(self) -> None:
         """Loads the objective's parts. Raises ModelError and ObjectiveError."""
         self.state: TrainState = load_sharded_state(self.config, self.replica, self.device)
+        policy = self.state.parts.get(POLICY)
         frozen = {
-            part.name: load_sharded(part, self.config, self.replica, self.device, trainable=False)
+            part.name: policy  # without its adapters
+            if policy is not None and is_base(part, self.config)
+            else load_sharded(part, self.config, self.replica, self.device, trainable=False)
             for part in load_objective(self.config).frozen
         }
         self.gradients = Gradients(
@@ -229,10 +234,18 @@ class Trainer:
     def _present_digest(self) -> str:
         if self._digest[0] != self.state.version:
             mine = weights_digest([*local_weights(self.state), *self.state.scalars.items()])
+            if self.config.model.lora is not None:
+                mine = hashlib.sha256(f"{self._base_digest} {mine}".encode()).hexdigest()
             parts: list[str] = self.replica.gather(mine)
             joined = hashlib.sha256("".join(parts).encode()).hexdigest()
             self._digest = (self.state.version, parts[0] if len(parts) == 1 else joined)
         return self._digest[1]
+
+    @cached_property
+    def _base_digest(self) -> str:
+        """Replicas whose adapters are on different bases have different digests."""
+        base = ((name, local_tensor(weight)) for name, weight in self.state.frozen_base())
+        return weights_digest(base)
 
     # -- step ---------------------------------------------------------------------------------
 

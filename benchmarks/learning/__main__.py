@@ -1,6 +1,7 @@
 """Learning on the digit-sort demo: held-out accuracy by algorithm, flow and staleness.
 
     python -m benchmarks.learning ppo                PPO with a critic against GRPO
+    python -m benchmarks.learning lora               adapters against the whole model
     python -m benchmarks.learning flows              fine-tuning and preference flows, reward models
     python -m benchmarks.learning reward_model_rl    RL on a learned reward, with and without KL
     python -m benchmarks.learning distillation       reverse KL to a teacher over the steps of a run
@@ -55,7 +56,7 @@ class Measurement:
         return {}
 
 
-class Ppo(Measurement):
+class HeldOutCurves(Measurement):
     def row(self, fleet: runs.Fleet, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
         curve = [row["eval_reward_mean"] for row in runs.metrics(fleet.run_dir, "eval")]
         return {
@@ -66,7 +67,8 @@ class Ppo(Measurement):
         }
 
     def about(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        by_arm = {arm: [r for r in rows if r["algorithm"] == arm] for arm in self.table["arms"]}
+        arms, name = self.table["arms"], self.table["arm_field"]
+        by_arm = {arm: [row for row in rows if row[name] == arm] for arm in arms}
         means = {
             arm: statistics.fmean(row["held_out"] for row in found)
             for arm, found in by_arm.items()
@@ -259,7 +261,8 @@ class Staleness(Measurement):
 
 
 KINDS: dict[str, Callable[[Mapping[str, Any], runs.Results], Measurement]] = {
-    "ppo": Ppo,
+    "ppo": HeldOutCurves,
+    "lora": HeldOutCurves,
     "flows": Flows,
     "reward_model_rl": RewardModelRl,
     "distillation": Distillation,

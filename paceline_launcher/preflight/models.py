@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paceline.config.model_files import context_length, difference
 from paceline.config.schema import Config
-from paceline.errors import BadInput, seen_from
-from paceline_launcher.preflight.findings import Findings, Start, fail, ok
+from paceline.errors import BadInput, one_line, seen_from
+from paceline_launcher.preflight.findings import CORRECT, Findings, Start, fail, ok
 
 GIVE_MODEL = "Give a model directory or a hub name"
 CHECK_HUB = "Check HF_ENDPOINT and the network to the hub, or give a directory of this machine"
@@ -34,6 +34,7 @@ def model_problems(config: Config) -> Iterator[Problem]:
                 yield f"{setting}: {path}{problem[0]}", problem[1]
         return
     yield from _token_problems(config)
+    yield from _adapter_problems(config)
     limit, context = config.rollout.max_tokens, context_length(config.model.path)
     if not config.recorded and context is not None and limit >= context:
         yield (
@@ -83,6 +84,27 @@ def _token_problems(config: Config) -> Iterator[Problem]:
                 f"({why})",
                 "Give a model with the tokenizer of the run, or use a judge, which reads text",
             )
+
+
+def _adapter_problems(config: Config) -> Iterator[Problem]:
+    """Layers without an adapter, and adapters of another base, without loading any weights."""
+    if (lora := config.model.lora) is None:
+        return
+    from transformers import AutoConfig
+
+    from paceline.lora import LoraError, adapter_shapes, read_peft
+
+    base, trusted = config.model.path, config.model.trust_remote_code
+    try:
+        for path in filter(None, (base, config.critic_path)):
+            stored = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
+            shapes = adapter_shapes(stored, lora, trust_remote_code=trusted)
+            if lora.path is not None and path == base:
+                read_peft(lora, base, shapes)
+    except LoraError as error:
+        yield str(error), CORRECT
+    except Exception as error:  # of a user's files or model code
+        yield f"model.lora: the layers of {path} cannot be listed ({one_line(error)})", GIVE_MODEL
 
 
 def _model_problem(path: str, weights: bool) -> Problem | None:

@@ -304,6 +304,7 @@ class Checkpointer:
             "ranks": self._replica.size,
             "config_digest": fleet_digest(self._config)[0],
             "model": {"path": model.path, "tokenizer": model.tokenizer},
+            "lora": None if model.lora is None else model.lora.model_dump(mode="json"),
             "parts": [
                 {"name": part.name, "head": part.head, "path": part.path or model.path}
                 for part in load_objective(self._config).trains

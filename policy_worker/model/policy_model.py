@@ -16,6 +16,8 @@ from transformers.utils import logging as transformers_logging
 from paceline.config.schema import Config
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
+from paceline.lora import attach
+from paceline.model_shape import blocks_of
 from paceline.process.compute_device import attention_of, compiles
 from paceline.process.structured_log import first_line
 from policy_worker.model import attention
@@ -27,6 +29,7 @@ from policy_worker.model.heads import (
     make_scorer,
     make_value_head,
 )
+from policy_worker.model.precision import cast_frozen
 from policy_worker.objectives.objective import Part
 
 
@@ -35,9 +38,14 @@ class ModelError(BadInput):
 
 
 def load_part(
-    part: Part, config: Config, device: torch.device, *, trainable: bool = True
+    part: Part,
+    config: Config,
+    device: torch.device,
+    *,
+    trainable: bool = True,
+    frozen: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """The model of ``part`` with float32 weights, ready for packed rows. Raises ModelError."""
+    """The model of ``part``, ready for packed rows; see load_model(). Raises ModelError."""
     return load_model(
         part.path or config.model.path,
         config.model,
@@ -45,10 +53,13 @@ def load_part(
         head=part.head,
         field=(part.path and part.field) or "model.path",
         trainable=trainable,
+        frozen=frozen,
     )
 
 
-def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Module:
+def empty_part(
+    part: Part, config: Config, *, trainable: bool = True, frozen: torch.dtype = torch.float32
+) -> nn.Module:
     """The model of load_part(), with parameters on torch's meta device, without memory or values;
     buffers have both. Raises ModelError, and whatever the model's own code raises if it cannot be
     made so."""
@@ -62,7 +73,7 @@ def empty_part(part: Part, config: Config, *, trainable: bool = True) -> nn.Modu
     with _parameters_on_meta(), _quiet():
         model = make.from_config(stored, **_reading(config.model))
     (make_scorer if lm else make_value_head)(model)
-    return _prepared(model, config.model, None, trainable=trainable)
+    return _prepared(model, config.model, None, trainable=trainable, frozen=frozen)
 
 
 @contextlib.contextmanager
@@ -91,8 +102,11 @@ def load_model(
     head: str = "lm",
     field: str = "model.path",
     trainable: bool = True,
+    frozen: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """The model at ``path`` (directory or hub name) with float32 weights, ready for packed rows.
+    """The model at ``path`` (directory or hub name), ready for packed rows. Weights that are
+    trained are float32, others of the type ``frozen``: all if it is not ``trainable``, and with
+    [model.lora] all but adapters, which are zeros, and a scalar head.
 
     ``head``: lm for a causal language model. scalar for one number for each token: of a sequence
     classifier with one label, or of a causal language model, whose head is replaced by zeros.
@@ -111,7 +125,7 @@ def load_model(
     except Exception as error:  # whatever makes a user's files unreadable
         what = "a causal language model" if head == "lm" else "a model with a scalar head"
         raise ModelError(_unreadable(path, field, error, what)) from error
-    return _prepared(model, config, device, trainable=trainable)
+    return _prepared(model, config, device, trainable=trainable, frozen=frozen)
 
 
 def _read_scalar(path: str, config: ModelConfig) -> nn.Module:
@@ -164,9 +178,22 @@ def _reading(config: ModelConfig) -> dict[str, Any]:
 
 
 def _prepared(
-    model: nn.Module, config: ModelConfig, device: torch.device | None, *, trainable: bool
+    model: nn.Module,
+    config: ModelConfig,
+    device: torch.device | None,
+    *,
+    trainable: bool,
+    frozen: torch.dtype = torch.float32,
 ) -> nn.Module:
     model.config.use_cache = False
+    if not trainable:
+        model.requires_grad_(False)
+    elif config.lora is not None:
+        attach(model, config.lora)
+        if isinstance(head := getattr(model, HEAD, None), nn.Module):
+            head.requires_grad_(True)
+    if not trainable or config.lora is not None:
+        cast_frozen(model, frozen)
     if device is not None:
         model.to(device)
     # No dropout and no noise even if the config has some: the log-probs that the ratio compares
@@ -183,17 +210,7 @@ def _prepared(
         whole = getattr(model, "_can_compile_fullgraph", False)  # by default, no routing by data
         if compiles(config) and (whole or config.compile is True):
             compile_model(model)
-    else:
-        model.requires_grad_(False)
     return model
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The transformer blocks: what the model itself declares indivisible, else its longest list."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    blocks = [m for m in model.modules() if type(m).__name__ in names]
-    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
-    return blocks or max(lists, key=len, default=[])
 
 
 def _recompute(model: nn.Module) -> None:

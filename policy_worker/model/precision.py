@@ -28,9 +28,18 @@ def float32_names(model: nn.Module) -> Iterator[str]:
     return (name for name, _ in named if re.search(choice, name))
 
 
+def cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+    """Has the weights that are not trained in ``dtype``, except a scalar head and what the
+    architecture keeps in float32. In place, also without memory."""
+    kept = {f"{HEAD}.weight", *float32_names(model)}
+    for path, weight in model.named_parameters():
+        if path not in kept and not weight.requires_grad and weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+
+
 class BfloatCopies:
     """Copies that take the place of the float32 parameters of ``models``, except of scalar heads
-    and of what the architecture keeps in float32.
+    and of what the architecture keeps in float32. The frozen weights are bfloat16 already.
     The gradient of a copy is added to its original's when it is complete, and dropped. Buffers
     stay: rotary frequencies would lose what tells far positions apart."""
 
@@ -43,7 +52,9 @@ class BfloatCopies:
             for path, weight in [*model.named_parameters(remove_duplicate=False)]:
                 place, _, name = path.rpartition(".")
                 module = model.get_submodule(place)
-                if path not in kept and module is not getattr(model, HEAD, None):
+                if path in kept or weight.dtype == torch.bfloat16:
+                    continue
+                if module is not getattr(model, HEAD, None):
                     module._parameters[name] = self._copy(weight)
 
     def _copy(self, weight: nn.Parameter) -> nn.Parameter:

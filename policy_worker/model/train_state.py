@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from paceline.config.schema import Config
 from paceline.ids import Step, Version
+from paceline.lora import SUFFIXES
 
 NO_VERSION = Version(-1)
 """The version of a state that no other process would recognise."""
@@ -45,7 +46,8 @@ class TrainState:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights of all parts: those of the main part under their Hugging Face names, those of
-        another one with ``part_prefix`` before them."""
+        another one with ``part_prefix`` before them. With [model.lora] adapters and scalar heads
+        alone: each process reads their base from its files."""
         for part in self.parts:
             for name, tensor in self.weights_of(part):
                 yield self.part_prefix(part) + name, tensor
@@ -69,11 +71,21 @@ class TrainState:
         for name, module, key in buffers:
             yield name, module._buffers[key].detach()
 
+    def frozen_base(self) -> Iterator[tuple[str, Tensor]]:
+        """With [model.lora], the weights that no step changes, as named_weights()."""
+        for part, model in self.parts.items() if self.config.model.lora is not None else ():
+            for name, parameter in model.named_parameters():
+                if not (parameter.requires_grad or name.endswith(SUFFIXES)):
+                    yield self.part_prefix(part) + name, parameter.detach()
+
     def _stored(self, part: str) -> _Stored:
         """Parameters, and where saved buffers are. Looked up once: a walk over all modules takes
         milliseconds, parameters stay the same objects, and modules may get copies to compute with.
         """
-        if part not in self._found:
+        if part not in self._found and self.config.model.lora is not None:
+            named = self.parts[part].named_parameters()
+            self._found[part] = [(n, weight) for n, weight in named if weight.requires_grad], []
+        elif part not in self._found:
             model = self.parts[part]
             buffers = [
                 (f"{prefix}.{key}" if prefix else key, module, key)

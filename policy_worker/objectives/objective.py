@@ -154,3 +154,9 @@ def reference_of(config: Config) -> Part:
     """The frozen model of ``train.loss.reference_path``, by default the initial one:
     ``tokens.reference`` are its log-probs."""
     return Part(REFERENCE, path=config.train.loss.reference_path, field="train.loss.reference_path")
+
+
+def is_base(part: Part, config: Config) -> bool:
+    """True of a reference that is the policy without its adapters: no second model is loaded."""
+    same = part.name == REFERENCE and part.path in (None, config.model.path)
+    return same and config.model.lora is not None

@@ -11,8 +11,9 @@ joins rank i of all replicas can add, transfer and compare slices without gather
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +29,17 @@ from torch.distributed.fsdp import (
 from paceline.config.model_files import difference, positions
 from paceline.config.schema import Config
 from paceline.ids import Step
+from paceline.lora import SUFFIXES, LoraError
+from paceline.model_shape import blocks_of
 from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import event, first_line
 from policy_worker.model.heads import HEAD
 from policy_worker.model.host_memory import buffers_to, keep_on_host
-from policy_worker.model.policy_model import ModelError, blocks_of, empty_part, load_part
-from policy_worker.model.precision import BfloatCopies
+from policy_worker.model.policy_model import ModelError, empty_part, load_part
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Part
-from policy_worker.ranks.sliced_weights import SlicedWeights, tensors_of
+from policy_worker.ranks.sliced_weights import SlicedWeights, begin_adapters, tensors_of
 from policy_worker.rows.probe import Unfit, probe
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
@@ -105,11 +107,13 @@ def load_again(
             stored = SlicedWeights.of(path, model, scalar=part.head == "scalar")
             if stored is not None:
                 stored.fill(weights, on_progress)
+                _begin_adapters(part, weights, config)
                 continue
             place = HOST if replica.mesh is None else device
             fresh = _load_slices(part, config, replica, place, on_progress, trainable=True)
-            for name, source in tensors_of(fresh).items():
-                local_tensor(weights[name]).copy_(local_tensor(source))
+            found = tensors_of(fresh)
+            for name, weight in weights.items():
+                local_tensor(weight).copy_(local_tensor(found[name]))
         for moments in state.optimizer.state.values():
             for moment in moments.values():
                 local_tensor(moment).zero_()
@@ -142,7 +146,7 @@ def load_sharded(
         )
     model = _load_slices(part, config, replica, device, on_progress, trainable=trainable)
     # The copies that one rank trains with are made later.
-    half = replica.mesh is not None or not trainable
+    half = replica.mesh is not None or not trainable or config.model.lora is not None
     mixed = half and compute_dtype(config.model, device.type) == "bfloat16"
     try:
         probe(model, part.head, device, longest=config.longest_sequence, mixed=mixed)
@@ -162,40 +166,58 @@ def _load_slices(
 ) -> nn.Module:
     on_host = config.train.memory.offload_frozen and not trainable
     place = HOST if on_host else device
-    if replica.mesh is None:
-        model = load_part(part, config, place, trainable=trainable)
-        if not trainable and compute_dtype(config.model, device.type) == "bfloat16":
-            BfloatCopies([model]).refresh()  # and the originals go
+    dtype = compute_dtype(config.model, device.type)
+    given: dict[str, Any] = {"trainable": trainable, "frozen": getattr(torch, dtype)}
+    adapted = trainable and config.model.lora is not None
+    if replica.mesh is None and not adapted:
+        model = load_part(part, config, place, **given)
         if on_host:
             keep_on_host(model, blocks_of(model), device)
         return model
     shard = partial(
         shard_model,
         mesh=replica.mesh,
-        mixed=compute_dtype(config.model, device.type) == "bfloat16",
+        mixed=dtype == "bfloat16",
         # Of a frozen part no backward comes that would let go of what a forward keeps.
         reshard_after_forward=config.train.memory.reshard_after_forward or not trainable,
         offload=CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else _STAYS,
     )
     path = part.path or config.model.path
     try:
-        model = empty_part(part, config, trainable=trainable)
+        model = empty_part(part, config, **given)
         stored = SlicedWeights.of(path, model, scalar=part.head == "scalar")
+    except LoraError:
+        raise
     except Exception as error:  # of a user's files or model code: loading the whole says what it is
         event(log, "no empty model", logging.WARNING, why=first_line(error))
         stored = None
     if stored is not None:
-        stored.read(shard(model), place, on_progress)
+        # Also of one rank, if its base is bfloat16: the host never holds it in float32.
+        stored.read(shard(model) if replica.mesh is not None else model, place, on_progress)
     else:
         event(
             log, "weights read whole, names of files and model differ", logging.WARNING, path=path
         )
-        model = load_part(part, config, HOST, trainable=trainable)
-        shard(model)
+        model = load_part(part, config, HOST, **given)
+        if replica.mesh is not None:
+            shard(model)
         if not on_host:
-            return model.to(device)  # buffers
+            model.to(device)  # buffers
     buffers_to(model, device)
+    if adapted:
+        _begin_adapters(part, tensors_of(model), config)
     return model
+
+
+def _begin_adapters(part: Part, weights: Mapping[str, Tensor], config: Config) -> None:
+    """The first part alone begins with the adapters of model.lora.path."""
+    if (settings := config.model.lora) is None:
+        return
+    path = part.path or config.model.path
+    if part.name != load_objective(config).trains[0].name:
+        settings = settings.model_copy(update={"path": None})
+    adapters = {name: weight for name, weight in weights.items() if name.endswith(SUFFIXES)}
+    begin_adapters(adapters, settings, config.run.seed, path)
 
 
 def shard_model(

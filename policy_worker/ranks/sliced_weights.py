@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.utils import cached_file
 
+from paceline.config.sections.training import LoraConfig
+from paceline.lora import PEFT_PREFIX, adapters_of, initial, read_peft
 from policy_worker.model.heads import HEAD
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -45,7 +47,9 @@ class SlicedWeights:
             found = _shapes(_files(path))
         except (OSError, ValueError, KeyError, SafetensorError):
             return None
-        wanted = {name: list(t.shape) for name, t in tensors_of(model).items()}
+        adapters = adapters_of(model)
+        shapes = ((name, list(t.shape)) for name, t in tensors_of(model).items())
+        wanted = {name: shape for name, shape in shapes if name not in adapters}
         config: Any = model.config
         classifier = "ForSequenceClassification" in " ".join(config.architectures or ())
         without_head = scalar and f"{HEAD}.weight" not in found and not classifier
@@ -77,22 +81,46 @@ class SlicedWeights:
     def fill(
         self, tensors: Mapping[str, Tensor], on_progress: Callable[[], None] = lambda: None
     ) -> None:
-        """Reads this rank's slices into the model's ``tensors``. ``on_progress``: as for read()."""
+        """Reads this rank's slices into the model's ``tensors``, all or some. ``on_progress``: as
+        for read()."""
         by_file: dict[Path, list[str]] = {}
         for name, file in self.files.items():
-            by_file.setdefault(file, []).append(name)
+            if name in tensors:
+                by_file.setdefault(file, []).append(name)
         with torch.no_grad():
             for file, names in by_file.items():
                 with safe_open(str(file), "pt") as stored:
                     for name in names:
-                        local, offset = local_slice(tensors[name])
-                        ends = zip(offset, local.shape, strict=True)
-                        place = tuple(slice(start, start + size) for start, size in ends)
-                        if local.numel():
-                            local.copy_(stored.get_slice(name)[place or slice(None)])
+                        _fill(tensors[name], stored.get_slice(name))
                         on_progress()
             if self.without_head:
                 local_slice(tensors[f"{HEAD}.weight"])[0].zero_()
+
+
+def begin_adapters(
+    adapters: Mapping[str, Tensor], settings: LoraConfig, seed: int, base: str
+) -> None:
+    """Gives this rank's slices of ``adapters`` the values with which a run begins: those of
+    model.lora.path, which are of ``base``, or random ones, the same for any number of ranks. Raises
+    LoraError."""
+    shapes = {name: parameter.shape for name, parameter in adapters.items()}
+    with torch.no_grad():
+        if settings.path is None:
+            for name, parameter in adapters.items():
+                _fill(parameter, initial(name, parameter.shape, settings, seed))
+            return
+        with safe_open(str(read_peft(settings, base, shapes)), "pt") as stored:
+            for name, parameter in adapters.items():
+                _fill(parameter, stored.get_slice(PEFT_PREFIX + name))
+
+
+def _fill(tensor: Tensor, whole: Any) -> None:
+    """Copies this rank's slice of ``whole``, a tensor or one in a file."""
+    local, offset = local_slice(tensor)
+    ends = zip(offset, local.shape, strict=True)
+    place = tuple(slice(start, start + size) for start, size in ends)
+    if local.numel():
+        local.copy_(whole[place or slice(None)])
 
 
 @contextlib.contextmanager

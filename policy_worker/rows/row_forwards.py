@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from paceline.lora import without_adapters
 from paceline.process.compute_device import compute_dtype
 from policy_worker.model.attention import MicroBatch
 from policy_worker.model.heads import score, values
@@ -74,6 +75,8 @@ class RowForwards:
         tokens = micro.input_ids.shape[1]
         leaves = self.state.config.train.memory.offload_activations
         self.copies.refresh()
+        # Before the others' activations are there.
+        reference = self._reference(micro, temperature, chunk)
         with activations_on_host(tokens) if leaves else nullcontext():
             none = torch.zeros(0, device=micro.input_ids.device)
             scores, outputs = TokenScores(none, none, none), {}
@@ -91,12 +94,19 @@ class RowForwards:
                 outputs |= {
                     n: values(frozen[n], micro, self._at[n]) for n in frozen if n != REFERENCE
                 }
-                reference = None
-                if REFERENCE in frozen:
-                    model = frozen[REFERENCE]
-                    reference = score(model, micro, temperature, chunk_mb=chunk).logprobs
         constants = {name: output.detach() for name, output in outputs.items()}
         return replace(scores, values=outputs, values_before=constants, scalars=scalars), reference
+
+    def _reference(self, micro: MicroBatch, temperature: float, chunk: float) -> Tensor | None:
+        """Log-probs [C] of the reference, which may be the policy without its adapters."""
+        if (model := self.frozen.get(REFERENCE)) is None:
+            return None
+        trained = model is self.state.parts.get(POLICY)
+        with torch.no_grad(), without_adapters(model) if trained else nullcontext():
+            logprobs = score(model, micro, temperature, chunk_mb=chunk).logprobs
+        if trained:
+            slices_again(model)
+        return logprobs
 
 
 def balance_of_sequences(

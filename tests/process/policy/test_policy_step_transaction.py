@@ -36,6 +36,8 @@ OBJECTIVES = {
     ),
     # Rows hold whole groups, and a frozen reference is loaded beside the policy.
     "dpo": ({"tokens_per_microbatch": 64}, {"beta": 1.0}),
+    # Adapters alone are the state, and the reference is their base.
+    "lora": ({"kl_coef": 0.1}, {}),
 }
 """Settings of [train] and of [objective]."""
 both = pytest.mark.parametrize("config", OBJECTIVES, indirect=True)
@@ -50,7 +52,8 @@ def config(request, tmp_path_factory):
     model = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32)
     return make_config(
         model=model,
-        train={"algorithm": algorithm, **train},
+        model_section={"lora": {"rank": 4}} if algorithm == "lora" else {},
+        train={"algorithm": "grpo" if algorithm == "lora" else algorithm, **train},
         objective=objective,
         fleet={"heartbeat_s": 0.2},
     )

@@ -46,13 +46,23 @@ def critic_config(folder):
 
 
 @pytest.fixture(scope="module")
-def by_two(folder, config, critic_config):
-    """What one replica of two ranks does: a training, and that of a critic."""
+def lora_config(folder):
+    """Adapters, and their base as reference."""
+    settings = tiny_config(folder, tokens_per_microbatch=64, kl_coef=0.1).model_dump(mode="json")
+    settings["model"] |= {"lora": {"rank": 3}}
+    return Config.model_validate(settings)
+
+
+@pytest.fixture(scope="module")
+def by_two(folder, config, critic_config, lora_config):
+    """What one replica of two ranks does: a training, that of a critic, and that of adapters."""
     arguments = {"config": config.model_dump_json(), "run_dir": _made(folder / "two")}
     critic = {"config": critic_config.model_dump_json(), "run_dir": _made(folder / "critic-two")}
+    lora = {"config": lora_config.model_dump_json(), "run_dir": _made(folder / "lora-two")}
     each = {
         "trained": ("trainer", arguments | {"steps": STEPS}),
         "critic": ("trainer", critic | {"steps": STEPS}),
+        "lora": ("trainer", lora | {"steps": STEPS}),
     }
     return dict(zip(each, ranks.run_each(2, list(each.values())), strict=True))
 
@@ -166,6 +176,16 @@ def test_two_ranks_train_a_critic_as_one_does(by_two, critic_config, tmp_path):
         Checkpointer(tmp_path, critic_config).restore(states[-1], found["checkpoint"])
     _assert_close(*(dict(state.named_weights()) for state in states))
     assert states[0].parts["critic"].score.weight.any()
+
+
+def test_two_ranks_train_adapters_as_one_does(by_two, folder, lora_config, tmp_path):
+    """With random numbers that do not depend on the ranks, and three rows of an adapter on two."""
+    arguments = {"config": lora_config.model_dump_json(), "steps": STEPS}
+    one = ranks.run(1, "trainer", run_dir=str(tmp_path), **arguments)
+    _assert_same_training("trained", [one], [by_two["lora"]])
+    _assert_close(_weights(tmp_path, "trained"), _weights(folder / "lora-two", "trained"))
+    assert sum(by_two["lora"]["elements"]) == one["elements"][0]
+    assert all(".lora_" in name for name in _weights(tmp_path, "trained"))
 
 
 def _made(folder) -> str:

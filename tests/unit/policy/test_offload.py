@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import masking_utils
 
+from paceline.model_shape import blocks_of
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.model.heads import score
 from policy_worker.model.host_memory import keep_on_host
-from policy_worker.model.policy_model import blocks_of
 from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sharding import load_sharded
 from policy_worker.rows.group_reading import decode
