@@ -124,7 +124,7 @@ class LoraConfig(Section):
     @field_validator("targets")
     @classmethod
     def _some(cls, targets: str | list[str]) -> str | list[str]:
-        if not targets or "" in targets:
+        if isinstance(targets, list) and not (targets and all(targets)):
             raise ValueError('model.lora.targets names no layer. Write "all-linear" or ["q_proj"]')
         return targets
 

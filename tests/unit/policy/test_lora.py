@@ -41,7 +41,7 @@ GROUPS = random_groups(6, group_size=3, seed=4, vocab=15)
 
 
 def lora(**settings: Any) -> dict[str, Any]:
-    return {"lora": {"rank": 4, **settings}}
+    return {"lora": {"rank": 4, "targets": "all-linear", **settings}}
 
 
 def adapted(family: str = "qwen3", **settings: Any) -> Any:
@@ -237,7 +237,12 @@ def test_fused_experts_are_refused_by_name_and_other_layers_are_not() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"rank": 0}, "rank"), ({}, "rank"), ({"rank": 1, "dropout": 0.1}, "dropout")],
+    [
+        ({"rank": 0}, "rank"),
+        ({}, "rank"),
+        ({"rank": 1, "dropout": 0.1}, "dropout"),
+        ({"rank": 1, "targets": []}, "targets"),
+    ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(settings: Any, named: str) -> None:
     section = {"path": "m", "lora": settings}
