@@ -21,17 +21,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from paceline.config.sections.training import ALL_LINEAR, SETTINGS_FILE, LoraConfig
-from paceline.errors import BadInput, did_you_mean
+from paceline.errors import BadInput, did_you_mean, one_line
 from paceline.model_shape import blocks_of
 
 TENSORS_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
-"""What PEFT writes before the name of each tensor."""
+"""PEFT writes it before the name of each tensor."""
 SUFFIXES = (".lora_A.weight", ".lora_B.weight")
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -54,7 +54,7 @@ class _Matrix(nn.Module):  # type: ignore[misc]
 
 
 class LoraLinear(nn.Module):  # type: ignore[misc]
-    """What a linear layer gains. Adapters are float32, or copies of another type."""
+    """The part that a linear layer gains. Adapters are float32, or copies of another type."""
 
     lora_A: _Matrix
     lora_B: _Matrix
@@ -168,6 +168,25 @@ def initial(name: str, shape: torch.Size, settings: LoraConfig, seed: int) -> Te
     return tensor.uniform_(-bound, bound, generator=generator)
 
 
+def merge_into(
+    model: nn.Module, tensors: Mapping[str, Tensor], settings: LoraConfig
+) -> dict[str, Tensor]:
+    """Adds adapters to the weights of their base, in place, computed in float32. Returns the other
+    ``tensors``. Raises LoraError for adapters of another base."""
+    rest = dict(tensors)
+    for name in [name for name in tensors if name.endswith(SUFFIXES[0])]:
+        layer = name.removesuffix(SUFFIXES[0])
+        a, b = rest.pop(name).float(), rest.pop(layer + SUFFIXES[1]).float()
+        weight = dict(model.named_parameters()).get(f"{layer}.weight")
+        if weight is None or weight.shape != (len(b), a.shape[1]):
+            raise LoraError(
+                f"the adapter {layer} fits no layer of {type(model).__name__}: name its base"
+            )
+        with torch.no_grad():
+            weight.copy_(torch.addmm(weight.float(), b, a, alpha=settings.scale))
+    return rest
+
+
 def write_peft(
     directory: Path,
     tensors: Mapping[str, Tensor],
@@ -213,6 +232,27 @@ def read_peft(settings: LoraConfig, base: str, shapes: Mapping[str, torch.Size])
     if problem := _problem(stored, settings, base, found, shapes):
         raise LoraError(f"model.lora.path = {settings.path!r}: {problem}")
     return directory / TENSORS_FILE
+
+
+def load_peft(directory: Path) -> tuple[LoraConfig, str, str, dict[str, Tensor]]:
+    """Adapters as PEFT has written them, by their names on the wire: rank and alpha, base, task and
+    tensors. Raises LoraError."""
+    try:
+        stored = json.loads((directory / SETTINGS_FILE).read_text())
+        tensors = load_file(directory / TENSORS_FILE)
+        settings = LoraConfig(rank=stored["r"], alpha=stored["lora_alpha"])
+        base = str(stored["base_model_name_or_path"])
+    except (OSError, LookupError, ValueError, SafetensorError) as error:
+        raise LoraError(
+            f"{directory} cannot be read ({one_line(error)}): name a directory with "
+            f"{SETTINGS_FILE} and {TENSORS_FILE}"
+        ) from error
+    for name, values in _PLAIN.items():
+        value = stored.get(name, values[0])
+        if value not in values and name != "modules_to_save":  # heads
+            raise LoraError(f"{directory} has {name} = {value!r}: merge it with PEFT itself")
+    named = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+    return settings, base, str(stored.get("task_type")), named
 
 
 def _problem(

@@ -209,11 +209,11 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     return ProcessPlan("rollout worker", gpu, host)
 
 
-def engine_share(weights: int, gpu: int) -> float:
+def engine_share(weights: int, version: int, gpu: int) -> float:
     """Fraction of a GPU of ``gpu`` bytes that an engine may fill with its ``weights`` and its
-    cache. Beside it there is room for the next version of the weights, if that leaves the cache at
+    cache. Beside it there is room for the ``version`` that comes next, if that leaves the cache at
     least half of what it could have; else a rank takes the next version from host memory."""
-    room, staged = RESERVE * gpu, weights / STAGED
+    room, staged = RESERVE * gpu, version / STAGED
     cache = room - weights
     return (room - staged if staged <= cache / 2 else room) // (gpu / 100) / 100
 

@@ -5,9 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline.config.sections.training import SETTINGS_FILE
 from paceline.errors import BadInput, one_line
 
 Loaded = TypeVar("Loaded")
+
+
+def has_adapters(directory: Path) -> bool:
+    """True for adapters as PEFT writes them."""
+    return (directory / SETTINGS_FILE).is_file()
 
 
 def load_pretrained(

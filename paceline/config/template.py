@@ -15,7 +15,11 @@ from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS
 
 WIDTH = 98
+LORA_LR = 10
+"""Learning rate of adapters over that of whole weights: Schulman et al., LoRA Without Regret, 2025.
+"""
 Table = dict[str, Any]
+STARTS = ("start", "recorded_start")
 
 _TEMPLATES = tomllib.loads(
     resources.files("paceline.config").joinpath("templates.toml").read_text("utf-8")
@@ -38,17 +42,17 @@ SIZES: dict[str, Table] = {name: _size(name) for name in _TEMPLATES["size"]}
 """Tables as the head of templates.toml describes them."""
 
 
-def template(algorithm: str, size: str, out: str) -> str:
+def template(algorithm: str, size: str, out: str, *, lora: bool = False) -> str:
     """A commented TOML file, whose path will be ``out``. Raises KeyError for an unknown choice."""
-    chosen, base = ALGORITHMS[algorithm], SIZES[size]
-    settings = template_settings(algorithm, size)
+    chosen, base = ALGORITHMS[algorithm], _base(size, lora)
+    settings = template_settings(algorithm, size, lora=lora)
     known = BUILT_IN[settings["train"]["algorithm"]].options.model_fields
     sampled = "" if "rows" in chosen else base.get("sampled", "")
     head = [
         *_comment(f"{chosen['summary']}."),
         *_comment(f"Sized for {base['summary']}{sampled}."),
         "#",
-        *(f"#     {line}" for line in commands(algorithm, size, out)),
+        *(f"#     {line}" for line in commands(algorithm, size, out, lora=lora)),
         "#",
         *_comment(
             "docs/configuration.md lists all settings. Settings not in this file have defaults."
@@ -61,14 +65,22 @@ def template(algorithm: str, size: str, out: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def commands(algorithm: str, size: str, out: str) -> list[str]:
+def commands(algorithm: str, size: str, out: str, *, lora: bool = False) -> list[str]:
     start = "recorded_start" if "rows" in ALGORITHMS[algorithm] else "start"
-    return [line.format(out=out) for line in SIZES[size][start]]
+    return [line.format(out=out) for line in _base(size, lora)[start]]
 
 
-def template_settings(algorithm: str, size: str) -> Table:
+def _base(size: str, lora: bool) -> Table:
+    base = SIZES[size]
+    special = base.get("lora", {}) if lora else {}
+    if "like" in special:  # it is started as another size
+        special = {name: SIZES[special["like"]][name] for name in STARTS} | special
+    return _merged(base, special)
+
+
+def template_settings(algorithm: str, size: str, *, lora: bool = False) -> Table:
     """Fields by section: those of the size, and before them those of the algorithm."""
-    chosen, base = ALGORITHMS[algorithm], SIZES[size]
+    chosen, base = ALGORITHMS[algorithm], _base(size, lora)
     settings = base["settings"]
     if "rows" in chosen:
         settings = _without_engine(settings, base["rows"][chosen["rows"]])
@@ -76,6 +88,10 @@ def template_settings(algorithm: str, size: str) -> Table:
     for special in (of_algorithm, base.get("algorithm", {}).get(algorithm, {})):
         settings = _merged(settings, special)
     settings["train"] = {"algorithm": "grpo", **settings["train"]}
+    if lora:
+        lr = float(f"{LORA_LR * settings['train']['optimizer']['lr']:.3g}")
+        rate = {"train": {"optimizer": {"lr": lr}}}
+        settings = _merged(_merged(settings, _TEMPLATES["lora"]), rate)
     return {name: settings[name] for name in SECTIONS if name in settings}
 
 

@@ -33,6 +33,7 @@ def init(
     *,
     algorithm: Annotated[str, _choices("ALGORITHMS")] = "grpo",
     size: Annotated[str, _choices("SIZES")] = "tiny",
+    lora: bool = False,
     force: bool = False,
 ) -> None:
     """Write a commented configuration for an algorithm and a model size.
@@ -44,6 +45,7 @@ def init(
         algorithm NAME: For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo
             or online_dpo. For recorded data: sft, dpo or reward_model.
         size NAME: tiny, small, 7b, 32b or 70b.
+        lora: Train adapters instead of the whole model.
         force: Replace an existing file.
     """
     from paceline.config.template import ALGORITHMS, SIZES, commands, template
@@ -52,9 +54,9 @@ def init(
         if value not in known:
             raise BadInput(f"{option} {value}: choose {', '.join(known)}")
     if str(out) == "-":
-        typer.echo(template(algorithm, size, str(DEFAULT)), nl=False)
+        typer.echo(template(algorithm, size, str(DEFAULT), lora=lora), nl=False)
         return
-    text = template(algorithm, size, str(out))
+    text = template(algorithm, size, str(out), lora=lora)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Exclusive: a file that another process creates now is not replaced either.
@@ -63,7 +65,7 @@ def init(
     except FileExistsError:
         raise BadInput(f"{out} exists: --force replaces it") from None
     typer.echo(f"wrote {out}: edit [model] and [data], then")
-    for line in (f"paceline config check {out}", *commands(algorithm, size, str(out))):
+    for line in (f"paceline config check {out}", *commands(algorithm, size, str(out), lora=lora)):
         typer.echo(f"    {line}")
 
 

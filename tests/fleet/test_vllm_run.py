@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.long, needs_vllm, pytest.mark.e2e, pytest.mark.timeout
 STEPS = 4
 
 
-def test_a_short_run_on_vllm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [False, True], ids=["weights", "adapters"])
+def test_a_short_run_on_vllm(tmp_path: Path, lora: bool) -> None:
     settings = {
         "rollout.engine": "vllm",
         "rollout.max_sequences": 64,
@@ -28,6 +29,8 @@ def test_a_short_run_on_vllm(tmp_path: Path) -> None:
         "fleet.policy": 1,
         "fleet.rollout": 1,
     }
+    if lora:
+        settings |= {"model.lora.rank": 8, "train.optimizer.lr": 3e-4}
     options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     up = Up(ROOT / "examples" / "digit_sort" / "digit_sort.toml", tmp_path / "run", *options)
     try:

@@ -87,8 +87,9 @@ class TransformersEngine(Engine):
         self._closed = False
         self._over = asyncio.Event()  # The thread has ended, and all callers have their result
         self._version = -1
-        self._trusted = True
-        """The model's parameters are those of the newest version: sequences may go on."""
+        self._trusted = config.model.lora is None
+        """The model's parameters are those of the newest version: sequences may go on. Without
+        adapters from the trainer a model of adapters generates nothing."""
         self._verify_every = config.rollout.verify_every if config.rollout.verify else 0
         self._every = 0
         self._report: OnPartial = lambda request, completions: None

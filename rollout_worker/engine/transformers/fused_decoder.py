@@ -1,8 +1,9 @@
 """Fused decoder for Llama, Mistral, Qwen2 and Qwen3 without sliding windows. The same arithmetic as
 the model's own forward, on the model's own weights, with fewer and larger operations: one matrix
 product for queries, keys and values, one for gate and up, and attention as two batched products
-over the slots in use. The fused matrices share memory with the model's parameters, so new weights
-are copied once for both. ``largest_gap`` compares the two paths at every start."""
+over the slots in use. The fused matrices, those of adapters among them, share memory with the
+model's parameters, so new weights are copied once for both. ``largest_gap`` compares the two paths
+at every start."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.lora import LoraLinear
 from rollout_worker.engine.transformers.decoder import CacheShape, Prefilled, SlotCache
 
 _CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -19,13 +21,34 @@ _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
 @dataclass(slots=True)
+class _Linear:
+    """Linear layers over one input, as one, with the adapters beside them."""
+
+    weight: Tensor
+    bias: Tensor | None
+    lora_a: Tensor | None = None  # [ranks of all adapters, in]
+    lora_b: Tensor | None = None
+    """[out, ranks of all adapters]: a block for each adapter, else zero."""
+    scale: float = 1.0
+
+    def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+        """[tokens, in] ──► [tokens, out], added to ``onto``."""
+        if onto is None:
+            y = F.linear(x, self.weight, self.bias)
+        else:
+            y = torch.addmm(onto, x, self.weight.t())
+            y = y if self.bias is None else y.add_(self.bias)
+        if self.lora_a is not None and self.lora_b is not None:
+            y.addmm_(F.linear(x, self.lora_a), self.lora_b.t(), alpha=self.scale)
+        return y
+
+
+@dataclass(slots=True)
 class _Layer:
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    out: nn.Linear
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: nn.Linear
+    qkv: _Linear
+    out: _Linear
+    gate_up: _Linear
+    down: _Linear
     norm_in: Tensor = field(init=False)
     """This and the other gains are made from the model's vectors by refresh."""
     norm_mlp: Tensor = field(init=False)
@@ -45,8 +68,10 @@ def supports(model: PreTrainedModel) -> bool:
     if model.model.rotary_emb.rope_type not in _STATIC_ROPE:
         return False
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
-    parts = attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj, model.lm_head
-    return all(type(part) is nn.Linear for part in parts)
+    parts = attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj
+    return all(nn.Linear in (type(part), *type(part).__bases__) for part in parts) and (
+        type(model.lm_head) is nn.Linear
+    )
 
 
 class FusedDecoder:
@@ -139,7 +164,7 @@ class FusedDecoder:
 
     def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries, keys [tokens, query + key heads, dim], values [tokens, heads, dim]."""
-        qkv = F.linear(self._norm(x, layer.norm_in), layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(self._norm(x, layer.norm_in))
         qkv = qkv.view(len(x), -1, self._dim)
         turned = self._heads + self._kv_heads
         qk, v = qkv[:, :turned], qkv[:, turned:]
@@ -149,10 +174,9 @@ class FusedDecoder:
         return qk * cos + torch.roll(qk, self._dim // 2, -1) * sin, v
 
     def _finish(self, layer: _Layer, x: Tensor, mixed: Tensor) -> Tensor:
-        x = _add_linear(x, mixed, layer.out)
-        hidden = F.linear(self._norm(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
-        gate, up = hidden.chunk(2, -1)
-        return _add_linear(x, F.silu(gate).mul_(up), layer.down)
+        x = layer.out(mixed, onto=x)
+        gate, up = layer.gate_up(self._norm(x, layer.norm_mlp)).chunk(2, -1)
+        return layer.down(F.silu(gate).mul_(up), onto=x)
 
     def _gain(self, weight: Tensor) -> Tensor:
         """Factor that _norm multiplies with."""
@@ -183,34 +207,38 @@ class FusedDecoder:
         self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
 
 
-def _add_linear(x: Tensor, hidden: Tensor, linear: nn.Linear) -> Tensor:
-    x = torch.addmm(x, hidden, linear.weight.t())
-    return x if linear.bias is None else x.add_(linear.bias)
-
-
 def _fuse(module: nn.Module) -> _Layer:
     attention, mlp = module.self_attn, module.mlp
-    qkv, qkv_bias = _stack(attention.q_proj, attention.k_proj, attention.v_proj)
-    gate_up, gate_up_bias = _stack(mlp.gate_proj, mlp.up_proj)
     return _Layer(
-        qkv=qkv,
-        qkv_bias=qkv_bias,
-        out=attention.o_proj,
-        gate_up=gate_up,
-        gate_up_bias=gate_up_bias,
-        down=mlp.down_proj,
+        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        out=_joined(attention.o_proj),
+        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        down=_joined(mlp.down_proj),
     )
 
 
-def _stack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """One matrix over the linears' outputs; their parameters become views of it."""
-    weight = _share([linear.weight for linear in linears])
-    if linears[0].bias is None:
-        return weight, None
-    return weight, _share([linear.bias for linear in linears])
+def _joined(*layers: nn.Linear) -> _Linear:
+    """The layers' parameters become views of the matrices of one."""
+    bias = None if layers[0].bias is None else _share([layer.bias for layer in layers])
+    joined = _Linear(_share([layer.weight for layer in layers]), bias)
+    if adapted := [layer for layer in layers if isinstance(layer, LoraLinear)]:
+        joined.scale = adapted[0].scale
+        joined.lora_a = _share([layer.lora_A.weight for layer in adapted])
+        joined.lora_b = joined.weight.new_zeros(len(joined.weight), len(joined.lora_a))
+        row = column = 0
+        for layer in layers:
+            if isinstance(layer, LoraLinear):
+                weight = layer.lora_B.weight
+                block = joined.lora_b[row : row + len(weight), column : column + weight.shape[1]]
+                weight.data = block.copy_(weight)
+                column += weight.shape[1]
+            row += layer.out_features
+    return joined
 
 
 def _share(parameters: list[nn.Parameter]) -> Tensor:
+    if len(parameters) == 1:
+        return parameters[0]
     joined = torch.cat([p.data for p in parameters])
     start = 0
     for parameter in parameters:

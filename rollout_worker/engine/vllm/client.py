@@ -8,24 +8,26 @@ that Paceline sets is refused, with the name of the field that sets it.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paceline.config.schema import Config
 from paceline.cuda_extensions import VLLM_MARK, hidden_in_children
+from paceline.lora import adapters_of, attach
 from paceline.memory_plan import engine_share
 from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
-from rollout_worker.engine.model import cache_budget, context_limit, from_pretrained
-from rollout_worker.engine.parameters import WeightTable
-from rollout_worker.engine.vllm import internals
+from rollout_worker.engine.model import cache_budget, context_limit, from_pretrained, read_model
+from rollout_worker.engine.parameters import WeightTable, copy_parts
+from rollout_worker.engine.vllm import adapters, internals
 
 EXTENSION = "rollout_worker.engine.vllm.worker_extension.PacelineRank"
 _SET_BY = {
@@ -42,6 +44,9 @@ _SET_BY = {
     "weight_transfer_config": "",
     "skip_tokenizer_init": "",
     "data_parallel_size": "fleet.rollout",
+    **dict.fromkeys(
+        ("enable_lora", "max_loras", "max_lora_rank", "lora_target_modules"), "model.lora"
+    ),
 }  # Arguments that Paceline sets, and by which field; "": no other value would work
 
 
@@ -63,11 +68,16 @@ def prepare_environment(config: Config) -> None:
 
 
 def engine_arguments(
-    config: Config, model: PretrainedConfig, *, parameters: int, gpu: int | None
+    config: Config,
+    model: PretrainedConfig,
+    *,
+    parameters: int,
+    gpu: int | None,
+    matrices: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of AsyncEngineArgs. ``parameters``: of the model. ``gpu``: bytes of a GPU;
-    None: vLLM's platform is a CPU. Raises EngineError for an argument that does not exist or that
-    another field sets."""
+    None: vLLM's platform is a CPU. ``matrices``: those of its adapters, if only they are trained.
+    Raises EngineError for an argument that does not exist or that another field sets."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     rollout, given = config.rollout, dict(config.rollout.vllm)
@@ -95,10 +105,14 @@ def engine_arguments(
         "enable_prefix_caching": True,
         "disable_log_stats": True,
     }
+    version = parameters
+    if matrices:
+        arguments |= adapters.arguments(matrices, given)
+        version = sum(matrix.numel() for matrix in matrices.values())
     if gpu:
         width = 4 if arguments["dtype"] == "float32" else 2
-        weights = parameters * width // rollout.tensor_parallel
-        arguments["gpu_memory_utilization"] = engine_share(weights, gpu)
+        held, staged = (n * width // rollout.tensor_parallel for n in (parameters, version))
+        arguments["gpu_memory_utilization"] = engine_share(held, staged, gpu)
     else:
         # Compiling takes longer on a CPU than it saves, and the warm-up run would only determine
         # the cache size, which is given here.
@@ -150,6 +164,8 @@ class EngineSpec:
     quantised: bool
     has_weights: bool
     """True if vLLM was started with the model's own weights instead of random ones."""
+    scale: float | None
+    """Scale of the adapters that arrive; None: whole weights arrive."""
 
 
 class VLLMClient:
@@ -173,6 +189,21 @@ class VLLMClient:
             # unloaded.
             llm.shutdown = lambda: None
         await asyncio.to_thread(self._owner.shutdown)
+
+    def reference(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """transformers' own model with these weights, or adapters, on the host. Blocks."""
+        spec = self.spec
+        if spec.scale is not None:
+            adapted = read_model(self._config, spec.dtype)
+            copy_parts(WeightTable(adapted).parts(tensors))
+            return adapted
+        dtype, state = getattr(torch, spec.dtype), dict(tensors)
+        with torch.device("meta"):
+            kind = type(AutoModelForCausalLM.from_config(spec.model))
+        model: nn.Module = kind.from_pretrained(
+            None, config=spec.model, state_dict=state, dtype=dtype
+        )
+        return model.eval()
 
     async def ranks(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of each rank, between two steps. Returns the results."""
@@ -236,12 +267,16 @@ class VLLMClient:
                 model, trust_remote_code=config.model.trust_remote_code
             )
         shape.tie_weights()
+        lora = config.model.lora
+        if lora is not None:
+            attach(shape, lora)
         table = WeightTable(shape)
         given = engine_arguments(
             config,
             model,
             parameters=sum(parameter.numel() for parameter in shape.parameters()),
             gpu=None if cpu else current_platform.get_device_total_memory(),
+            matrices=adapters_of(shape),
         )
         if cpu and given.get("enforce_eager"):
             # Even so vLLM compiles a helper of its sampler: fifteen seconds before the first token.
@@ -259,7 +294,8 @@ class VLLMClient:
             dtype=given["dtype"],
             ranks=config.rollout.tensor_parallel * int(given.get("pipeline_parallel_size", 1)),
             quantised=given.get("quantization") is not None,
-            has_weights=given["load_format"] != "dummy",
+            has_weights=lora is None and given["load_format"] != "dummy",
+            scale=None if lora is None else lora.scale,
         )
         # Whatever vLLM rejects in the arguments or the model is the user's input.
         try:

@@ -15,6 +15,9 @@
 
 A version that is not newer than the served one replaces weights that were never committed: running
 requests end, and the cache is emptied.
+
+With ``model.lora`` the weights that come are adapters, and the base is loaded at the start: the
+same steps put them into the slots of the adapter that every request carries.
 """
 
 import asyncio
@@ -23,7 +26,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from paceline.config.schema import Config
@@ -43,7 +45,8 @@ from rollout_worker.engine.base import (
     WeightMismatch,
     some,
 )
-from rollout_worker.engine.vllm import internals, readback
+from rollout_worker.engine.model import trial
+from rollout_worker.engine.vllm import adapters, internals, readback
 from rollout_worker.engine.vllm.client import VLLMClient
 from rollout_worker.engine.vllm.generation import Generation
 from rollout_worker.engine.vllm.rank_weights import SharedWeights, share, stage
@@ -97,6 +100,14 @@ class VLLMEngine(Engine):
             # It had started: a rank or the engine's process was killed.
             raise EngineDied(str(error)) from error
         spec = self._client.spec
+        if spec.scale is not None:
+            names = list(spec.table.names)
+            refused, *_ = await self._client.ranks("paceline_without_slot", names)
+            if refused:
+                raise EngineError(
+                    f"vLLM has no adapters for {some(refused)}: leave it out of "
+                    'model.lora.targets, or set rollout.engine = "transformers"'
+                )
         self.vocabulary, self.max_context = spec.vocabulary, spec.max_context
         self._usable = spec.has_weights
         event(
@@ -154,7 +165,23 @@ class VLLMEngine(Engine):
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         if self._requests.closed:
             raise EngineError("the engine is closed")
-        named = self._client.spec.table.canonical(tensors)
+        named, lora = self._client.spec.table.canonical(tensors), self._config.model.lora
+        if self._first_sync and lora is not None:
+            drawn = trial(named, lora)
+            await self._load(version, drawn)
+            await self._verify(drawn)
+        pause = await self._load(version, named)
+        if self._first_sync and lora is None:
+            await self._verify(named)
+        self._first_sync = False
+        self._usable = self._proven = True
+        self._distrusted = False
+        return pause
+
+    async def _load(self, version: int, named: Mapping[str, Tensor]) -> float:
+        """Stages and swaps. Returns the seconds that generation was paused."""
+        if (scale := self._client.spec.scale) is not None:
+            named = adapters.scaled(named, scale)
         async with self._swapping:
             started = time.monotonic()
             try:
@@ -172,11 +199,6 @@ class VLLMEngine(Engine):
             if old is not None:
                 old.close()
                 await self._client.ranks("paceline_drop", old.key)
-        if self._first_sync:
-            await self._verify(weights.key, named)
-            self._first_sync = False
-        self._usable = self._proven = True
-        self._distrusted = False
         return pause
 
     async def _swap(self, weights: SharedWeights) -> float:
@@ -236,7 +258,9 @@ class VLLMEngine(Engine):
 
     @property
     def _compares(self) -> bool:
-        return self._verify_every > 0 and not self._client.spec.quantised
+        # The slots of adapters are not quantised, whatever the base is.
+        spec = self._client.spec
+        return self._verify_every > 0 and (spec.scale is not None or not spec.quantised)
 
     async def _check(self, weights: SharedWeights) -> None:
         """While generation is paused: compares the parameters. If they differ, ends all requests
@@ -254,14 +278,14 @@ class VLLMEngine(Engine):
             raise ParametersDiffer.of(weights.version, wrong)
         self._checked += 1
 
-    async def _verify(self, key: int, named: Mapping[str, Tensor]) -> None:
-        """Checks the kernels' results by log-probs."""
-        spec = self._client.spec
+    async def _verify(self, named: Mapping[str, Tensor]) -> None:
+        """Checks the kernels' results with the served weights, ``named``, by log-probs."""
+        assert self._served is not None
+        spec, key = self._client.spec, self._served.key
         request = readback.probe(spec.vocabulary, spec.max_context)
         completions = await self._requests.generate(request)
-        dtype = getattr(torch, spec.dtype)
         gap, scale = await asyncio.to_thread(
-            readback.mean_gap, spec.model, named, dtype, request, completions
+            readback.mean_gap, self._client.reference, named, request, completions
         )
         limit = readback.tolerance(spec.dtype, scale, quantised=spec.quantised)
         if not gap <= limit:

@@ -38,7 +38,7 @@ from rollout_worker.engine.base import (
 )
 from rollout_worker.engine.stopping import Decode, ended_by
 from rollout_worker.engine.transformers.sampler import sample_keys
-from rollout_worker.engine.vllm import internals
+from rollout_worker.engine.vllm import adapters, internals
 from rollout_worker.engine.vllm.client import VLLMClient
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class Generation:
         # would find no request to end.
         self._tasks = await self._client.call(self._client.llm.get_supported_tasks())
         internals.quieten()
+        self._adapter = adapters.request() if self._client.spec.scale else None
         self._ends = list(self._tokenizer.end_tokens)
         self._idle_since = time.monotonic()
 
@@ -202,7 +203,8 @@ class Generation:
                 flat_logprobs=True,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            return internals.prepared(self._client.llm, prompt, params, self._tasks)
+            llm = self._client.llm
+            return internals.prepared(llm, prompt, params, self._tasks, self._adapter)
         except Exception as error:
             failure = self._client.error(error)
             if self.closed or isinstance(failure, EngineDied):

@@ -8,10 +8,17 @@ from copy import copy
 from typing import Any
 
 
-def prepared(llm: Any, prompt: Any, params: Any, tasks: Any) -> Any:
-    """A checked request for the engine. It is the same for all completions of a group, and
-    preparing it costs as much as several tokens of a small model."""
-    return llm.input_processor.process_inputs("", prompt, params, supported_tasks=tasks)
+def prepared(llm: Any, prompt: Any, params: Any, tasks: Any, adapter: Any) -> Any:
+    """A checked request for the engine, with this LoRARequest or None. It is the same for all
+    completions of a group, and preparing it costs as much as several tokens of a small model."""
+    return llm.input_processor.process_inputs(
+        "", prompt, params, supported_tasks=tasks, lora_request=adapter
+    )
+
+
+def adapter_manager(model_runner: Any) -> Any:
+    """A rank's LoRAModelManager."""
+    return model_runner.lora_manager._adapter_manager
 
 
 def quieten() -> None:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from rollout_worker.engine.base import Completion, Request, SamplingParams
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, Key, Place, Views
@@ -149,17 +148,15 @@ def probe(vocabulary: int, context: int) -> Request:
 
 
 def mean_gap(
-    config: PretrainedConfig,
+    reference: Callable[[Mapping[str, Tensor]], nn.Module],
     tensors: Mapping[str, Tensor],
-    dtype: torch.dtype,
     request: Request,
     completions: tuple[Completion, ...],
 ) -> tuple[float, float]:
     """Mean absolute difference between the log-probs of the completions' tokens and those of
-    transformers' own forward; and the mean size of those tokens' logits."""
-    with torch.device("meta"):
-        kind = type(AutoModelForCausalLM.from_config(config))
-    model = kind.from_pretrained(None, config=config, state_dict=dict(tensors), dtype=dtype).eval()
+    transformers' own forward, by the ``reference`` with these ``tensors``; and the mean size of
+    those tokens' logits."""
+    model: Any = reference(tensors)
     gaps, sizes = [], []
     with torch.inference_mode():
         for completion in completions:

@@ -2,11 +2,13 @@
 (``worker_extension_cls``) and called through ``collective_rpc``.
 
     paceline_stage ──► own thread: map, check, copy this rank's slices ──► result through a pipe
-    paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
-    paceline_check ──► the weights that the parameters differ from, after a swap
+    paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM, or into the
+                       slots of adapters
+    paceline_check ──► the weights that the parameters, or the slots, differ from, after a swap
     paceline_untraced ──► the weights that cannot be compared
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
+    paceline_without_slot ──► the layers that vLLM has no place for an adapter in
 
 Staging runs while the engine generates and changes nothing. A failed swap leaves the model
 undefined; then the engine asks all ranks to swap back to the old weights, which are still staged.
@@ -29,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from rollout_worker.engine.parameters import differing
+from rollout_worker.engine.vllm import adapters, internals
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, Place, RankWeights, read, stage_for
 from rollout_worker.engine.vllm.readback import Readback
 
@@ -55,6 +58,8 @@ class PacelineRank:
                 if self.paceline_stages_apart():
                     weights.leave_device()
                     ranks = self.vllm_config.parallel_config.world_size
+                    if self.vllm_config.lora_config is not None:
+                        ranks = 1  # adapters are small: every rank stages them whole
                     staged = stage_for(self.device, staged.tensors, weights.plan, ranks=ranks)
                 with weights.lock:
                     # Late, when the engine has given them up, they are not kept.
@@ -86,7 +91,9 @@ class PacelineRank:
             with set_current_vllm_config(self.vllm_config), torch.no_grad():
                 if first:
                     weights.plan = None
-                if weights.plan is not None:
+                if self.vllm_config.lora_config is not None:
+                    self.paceline_fill_slots(staged.tensors)
+                elif weights.plan is not None:
                     weights.plan.apply(staged)
                 elif note:
                     loaded = self._paceline_noted_fill(weights, staged.tensors)
@@ -151,11 +158,21 @@ class PacelineRank:
             raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
         return None if loaded is None else set(loaded)
 
+    def paceline_fill_slots(self: Any, tensors: dict[str, Tensor]) -> None:
+        adapters.fill(internals.adapter_manager(self.model_runner), tensors)
+
+    def paceline_without_slot(self: Any, names: list[str]) -> list[str]:
+        return adapters.without_slot(internals.adapter_manager(self.model_runner), names)
+
     def paceline_check(self: Any, key: int, complete: bool) -> list[str]:
         """Names of the weights that the parameters differ from, after a swap with ``note``. Call it
         once per such swap, before the next step."""
         weights = self._paceline_weights
         left_out: list[str] = []
+        if self.vllm_config.lora_config is not None:
+            manager = internals.adapter_manager(self.model_runner)
+            parts, left_out = adapters.slots(manager, weights.staged[key].tensors)
+            return left_out + differing(parts, complete=complete)
         if weights.plan is not None:
             views = weights.plan.views
         else:
@@ -169,6 +186,8 @@ class PacelineRank:
         """Names of the weights of which the first sync copied nothing: a loader computes something
         from them, or another rank has them."""
         weights = self._paceline_weights
+        if self.vllm_config.lora_config is not None:
+            return []
         return sorted(weights.staged[key].tensors.keys() - {name for name, *_ in weights.noted})
 
     def paceline_drop(self: Any, key: int) -> None:

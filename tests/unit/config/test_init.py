@@ -20,20 +20,27 @@ def init(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["init", *arguments])
 
 
+@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_choice_is_a_valid_configuration(tmp_path: Path, algorithm: str, size: str) -> None:
+def test_every_choice_is_a_valid_configuration(
+    tmp_path: Path, algorithm: str, size: str, lora: bool
+) -> None:
     out = tmp_path / "new" / "run.toml"
-    done = init("--algorithm", algorithm, "--size", size, str(out))
+    flags = ["--lora"] if lora else []
+    done = init("--algorithm", algorithm, "--size", size, *flags, str(out))
     assert done.exit_code == 0, done.output
     config = load_config(out)
     values = config.model_dump(mode="json")
-    for name, value in flat_settings(template_settings(algorithm, size)):
+    for name, value in flat_settings(template_settings(algorithm, size, lora=lora)):
         section, *tables, field = name.split(".")
         fields = values[section]
         for table in tables:
             fields = fields[table]
         assert fields[field] == value, name
+    whole = template_settings(algorithm, size)["train"]["optimizer"]["lr"]
+    assert config.train.optimizer.lr == pytest.approx(whole * (10 if lora else 1))
+    assert (config.model.lora is not None) == lora
     assert config.recorded == (algorithm in RECORDED)
     assert next(iter(config_warnings(config))).state == "ok"
     assert str(out) in out.read_text(), "the commands name the file"

@@ -1,7 +1,9 @@
 """Memory plan against the bytes that models and their backward passes really hold."""
 
+import math
 import re
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from typer.testing import CliRunner
 
 from paceline.config.load import load_config
 from paceline.config.schema import Config
+from paceline.config.sections.training import LoraConfig
 from paceline.config.template import ALGORITHMS, template
 from paceline.config.template import SIZES as TEMPLATES
 from paceline.errors import BadInput
+from paceline.lora import adapter_shapes
 from paceline.memory_plan import (
     GIB,
     NCCL,
@@ -248,7 +252,7 @@ def test_a_mixture_of_experts_is_planned_by_the_experts_that_a_token_uses(tmp_pa
 )
 def test_an_engine_leaves_room_for_the_next_version_if_its_cache_stays_large(weights_gib, staged):
     gpu = int(79.1 * GIB)
-    share = engine_share(weights_gib * GIB, gpu)
+    share = engine_share(weights_gib * GIB, weights_gib * GIB, gpu)
     left = (RESERVE - share) * gpu
     assert (left >= weights_gib * GIB / STAGED) == staged
     assert staged or share == RESERVE
@@ -280,25 +284,27 @@ TOO_LARGE = {("32b", "ppo"), ("70b", "ppo")}
 
 @pytest.fixture(scope="module")
 def shapes():
-    return {
-        size: shape_of(AutoConfig.for_model(family, **numbers), "bfloat16")
-        for size, (family, numbers) in MODELS.items()
-    }
+    stored = {size: AutoConfig.for_model(f, **numbers) for size, (f, numbers) in MODELS.items()}
+    found = {size: shape_of(config, "bfloat16") for size, config in stored.items()}
+    for size, config in stored.items():
+        added = adapter_shapes(config, LoraConfig(rank=32)).values()
+        found[size, "lora"] = replace(found[size], adapters=sum(map(math.prod, added)))
+    return found
 
 
+@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", MODELS)
-def test_template_fits_the_gpus_that_it_names(size, algorithm, shapes):
-    config = Config.model_validate(
-        tomllib.loads(template(size=size, algorithm=algorithm, out="run.toml"))
-    )
+def test_template_fits_the_gpus_that_it_names(size, algorithm, lora, shapes):
+    text = template(size=size, algorithm=algorithm, out="run.toml", lora=lora)
+    config = Config.model_validate(tomllib.loads(text))
     assert set(MODELS) == set(TEMPLATES) - {"tiny"}
-    assert "80 GB" in TEMPLATES[size]["summary"]
+    assert "80 GB" in text
     gpu = named_gpu("h100-80g")
     if size == "small" and not config.recorded:  # vLLM takes its share of the same GPU
         left = 1 - config.rollout.vllm["gpu_memory_utilization"]
         gpu = Gpu(gpu.name, int(gpu.bytes * left))
-    plans = memory_plan(config, shapes[size])
+    plans = memory_plan(config, shapes[(size, "lora") if lora else size])
     if (size, algorithm) in TOO_LARGE:
         assert list(problems(plans, gpu))
         gpu = named_gpu("h200-141g")

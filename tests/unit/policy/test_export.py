@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 from typer.testing import CliRunner
 
 from paceline.config.schema import Config
+from paceline.lora import LoraError
 from paceline_launcher.cli import app
 from paceline_launcher.launch import ending
 from policy_worker.checkpoint.checkpoint import Checkpointer
@@ -56,6 +58,38 @@ def test_exported_weights_equal_the_trained_bits(trained, tmp_path, dtype):
     for file in Path(config.model.path).glob("tokenizer*"):
         assert (out / file.name).read_bytes() == file.read_bytes(), file.name
     assert json.loads((out / MARKER).read_text())["step"] == 2
+
+
+def test_adapters_are_exported_as_peft_has_them_or_merged(trained, tmp_path):
+    """The base is the model itself, at its path."""
+    config = tiny_config(tmp_path, lora={"rank": 4, "alpha": 6.0})
+    state = tiny_state(config)
+    for _ in range(2):
+        synthetic_step(state)
+    checkpointer = Checkpointer(tmp_path / "run", config)
+    checkpoint = checkpointer.save_async(state).result(30).path
+    checkpointer.close()
+    adapters = export(checkpoint, None, tmp_path / "adapters")
+    stored = load_file(adapters / "adapter_model.safetensors")
+    weights = dict(state.named_weights())
+    assert {n.removeprefix("base_model.model.") for n in stored} == weights.keys()
+    for name, tensor in stored.items():
+        assert torch.equal(tensor, weights[name.removeprefix("base_model.model.")]), name
+    described = json.loads((adapters / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == config.model.path
+    assert (adapters / "tokenizer.json").exists() and not (adapters / "config.json").exists()
+
+    with pytest.raises(ExportError, match="has adapters already: --merge"):
+        export(adapters, None, tmp_path / "again")
+    tokens = torch.tensor([[5, 6, 7]])
+    for source in checkpoint, adapters:
+        out = export(source, None, tmp_path / "merged", "float32", merge=True)
+        logits = AutoModelForCausalLM.from_pretrained(out)(tokens).logits
+        torch.testing.assert_close(logits, state.model(tokens).logits, atol=1e-5, rtol=1e-5)
+        assert json.loads((out / MARKER).read_text())["checkpoint"] == str(checkpoint)
+    other = make_tiny_model(tmp_path / "wider", hidden=64)
+    with pytest.raises(LoraError, match=r"the adapter model\.layers\.0\..* fits no layer of"):
+        export(checkpoint, other, tmp_path / "out", merge=True)
 
 
 def test_a_model_without_tokenizer_and_a_checkpoint_that_names_no_parts(trained, tmp_path):

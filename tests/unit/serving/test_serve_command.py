@@ -7,9 +7,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from paceline.config.sections.training import LoraConfig
+from paceline.lora import write_peft
 from paceline_launcher.cli import app
 from tests.fixtures.engines import needs_vllm
 
@@ -84,6 +87,27 @@ def test_a_key_is_asked_for_and_never_shown(run_dir: Path, variable: str) -> Non
     shown = serve(str(run_dir), "--host", "0.0.0.0", *named, **{variable: KEY})
     assert "--middleware=paceline_launcher.vllm_server.KeyCheck" in shown.stdout
     assert KEY not in shown.output
+
+
+@needs_vllm
+def test_adapters_are_served_beside_their_base(tmp_path: Path) -> None:
+    base, adapters = make_export(tmp_path / "base"), tmp_path / "maths"
+    adapters.mkdir()
+    weights = {"model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(20, 8)}
+    write_peft(adapters, weights, LoraConfig(rank=20), str(base))
+    words = started(str(adapters))
+    assert f"--model={base}" in words and f"--served-model-name={base}" in words
+    assert words[words.index("--lora-modules") + 1] == f"maths={adapters}"
+    assert "--max-lora-rank=32" in words and "--enable-lora" in words
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.peft_helper import PEFTHelper
+
+    # What vLLM reads of it.
+    helper = PEFTHelper.from_local_dir(str(adapters), None)
+    helper.validate_legal(LoRAConfig(max_lora_rank=32))
+    assert (helper.r, helper.vllm_lora_scaling_factor) == (20, 1.6)
+    write_peft(adapters, weights, LoraConfig(rank=20), str(base), "SEQ_CLS")
+    assert "it scores text" in str(serve(str(adapters)).exception)
 
 
 @needs_vllm

@@ -1,0 +1,165 @@
+"""Engines of a run that trains adapters: nothing before the first ones, then exactly theirs."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.config.schema import Config
+from paceline.config.sections.training import LoraConfig
+from paceline.lora import adapter_shapes, initial, merge_into
+from rollout_worker.engine.base import (
+    Completion,
+    EngineError,
+    ParametersDiffer,
+    Request,
+    SamplingParams,
+    WeightMismatch,
+)
+from rollout_worker.engine.model import trial
+from rollout_worker.engine.transformers import engine as transformers_engine
+from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
+from testbed.tiny_model import make_tiny_model
+from tests.fakes import vllm_faults
+from tests.fixtures.engines import ENGINES, Reference, make_test_engine, needs_vllm, tiny_config
+
+PROMPT = [13, 5, 8, 3, 14]
+LORA = LoraConfig(rank=4, alpha=6.0, targets=["q_proj", "v_proj", "o_proj", "mlp.*"])
+"""Of fused layers some parts, and some whole."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    torch.set_num_threads(1)
+    return make_tiny_model(tmp_path / "model", hidden=128)
+
+
+def config_of(path: Path, **rollout: Any) -> Config:
+    config = tiny_config(path, max_tokens=400, **rollout)
+    return config.model_copy(update={"model": config.model.model_copy(update={"lora": LORA})})
+
+
+def adapters(path: Path, seed: int) -> dict[str, Tensor]:
+    """As after some steps."""
+    shapes = adapter_shapes(Reference(path).model.config, LORA)
+    drawn = trial({n: initial(n, shape, LORA, seed) for n, shape in shapes.items()}, LORA)
+    return {name: tensor * (1 + seed / 2) for name, tensor in drawn.items()}
+
+
+def merged(path: Path, tensors: Mapping[str, Tensor]) -> Reference:
+    reference = Reference(path)
+    merge_into(reference.model, tensors, LORA)
+    return reference
+
+
+def ask(name: str, tokens: int = 24, count: int = 2) -> Request:
+    return Request(name, np.array(PROMPT, np.int32), SamplingParams(tokens), count)
+
+
+def assert_logprobs(model: Reference, sample: Completion) -> None:
+    np.testing.assert_allclose(sample.logprobs, model.logprobs(PROMPT, sample), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+async def test_log_probs_are_those_of_the_merged_model_before_and_after_a_swap(
+    kind: str, path: Path
+) -> None:
+    versions = [adapters(path, seed) for seed in (0, 1)]
+    models = [merged(path, tensors) for tensors in versions]
+    engine: Any = make_test_engine(kind, config_of(path))
+    await engine.start()
+    try:
+        assert engine.version == -1
+        assert kind != "fused" or isinstance(engine._decoder, FusedDecoder)
+        with pytest.raises((EngineError, TimeoutError)):
+            await asyncio.wait_for(engine.generate(ask("early")), 0.2)
+        assert engine.stats().tokens == 0
+        await engine.load_weights(0, versions[0])
+        for sample in await engine.generate(ask("first")):
+            assert_logprobs(models[0], sample)
+        running = asyncio.create_task(engine.generate(ask("across", 380)))
+        before = engine.stats().tokens
+        while engine.stats().tokens < before + 8:
+            assert not running.done()
+            await asyncio.sleep(0.001)
+        await engine.load_weights(1, versions[1])
+        assert any(len(sample.versions) == 2 for sample in await running)
+        # The prefix of the prompt, too, is the new version's.
+        for sample in await engine.generate(ask("second")):
+            assert_logprobs(models[1], sample)
+            assert {version for version, _ in sample.versions} == {1}
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("kind", ["fused", "general"])
+async def test_an_adapter_that_a_swap_left_out_is_noticed(
+    kind: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = transformers_engine.copy_parts
+    monkeypatch.setattr(transformers_engine, "copy_parts", lambda parts: copy(parts[1:]))
+    engine = make_test_engine(kind, config_of(path))
+    await engine.start()
+    try:
+        name = next(iter(tensors := adapters(path, 1)))
+        with pytest.raises(ParametersDiffer, match=name):
+            await engine.load_weights(0, tensors)
+        assert engine.version == -1
+    finally:
+        await engine.close()
+
+
+@needs_vllm
+async def test_adapters_that_never_arrive_in_vllm_are_noticed_at_the_first_sync(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM itself says nothing of a name that it has no place for. verl served the base alone for
+    two months (its issue 7495)."""
+    fault = tmp_path / "fault"
+    monkeypatch.setenv(vllm_faults.FAULT, str(fault))
+    monkeypatch.setattr("rollout_worker.engine.vllm.client.EXTENSION", vllm_faults.EXTENSION)
+    # As they are when a run begins: they add nothing.
+    drawn = adapters(path, 0)
+    tensors = {n: t * 0 if ".lora_B." in n else t for n, t in drawn.items()}
+    engine: Any = make_test_engine("vllm", config_of(path))
+    await engine.start()
+    try:
+        for kind in "renamed", "left out: layers.1.self_attn.v_proj", "scaled twice":
+            fault.write_text(kind)
+            with pytest.raises(ParametersDiffer, match="the parameters differ in"):
+                await engine.load_weights(0, tensors)
+            assert engine.version == -1
+        fault.write_text("")
+        # They are in their slots, and no request asks for them.
+        adapter, engine._requests._adapter = engine._requests._adapter, None
+        with pytest.raises(WeightMismatch, match="log-probs differ"):
+            await engine.load_weights(0, tensors)
+        assert engine.version == -1
+        engine._requests._adapter = adapter
+        await engine.load_weights(0, tensors)
+        for sample in await engine.generate(ask("at last")):
+            assert_logprobs(Reference(path), sample)
+    finally:
+        await engine.close()
+
+
+@needs_vllm
+async def test_layers_without_a_slot_in_vllm_are_refused_by_name(path: Path) -> None:
+    from rollout_worker.engine.vllm import adapters as slots
+
+    for given, message in (
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"max_loras": 4}, r"rollout\.vllm\.max_loras is set by model\.lora"),
+    ):
+        engine = make_test_engine("vllm", config_of(path, vllm=given))
+        with pytest.raises(EngineError, match=message):
+            await engine.start()
+        await engine.close()
+    too_many = {"a.lora_A.weight": torch.zeros(513, 1)}
+    with pytest.raises(EngineError, match="rank is 513: vLLM takes at most 512"):
+        slots.arguments(too_many, {})
