@@ -104,8 +104,8 @@ class LoraConfig(Section):
     """Rows of the first matrix and columns of the second. RL needs few, fine-tuning on much data
     more (Schulman et al., LoRA Without Regret, 2025)."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
-    """The sum that an adapter adds is multiplied by alpha / rank. With one alpha, about the same learning
-    rate fits every rank (the same source)."""
+    """Its addition is multiplied by alpha / rank. With one alpha, about the same learning rate fits
+    every rank (the same source)."""
     targets: Literal["all-linear"] | list[str] = ALL_LINEAR
     """Layers with an adapter. all-linear: each linear layer of the transformer blocks. A list names
     some of these by how their names end ("q_proj"), also with * ("layers.1?.mlp.*")."""
