@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.config.model_files import positions
 from paceline.config.schema import Config
@@ -30,6 +30,8 @@ RESERVE = 0.92
 """Fraction of a GPU that a plan may fill, beside CUDA's context and the allocator's gaps."""
 STAGED = 0.8
 """Fraction of an engine's free GPU memory that weights which are staged may take."""
+PARKED = 1 << 30
+"""Bytes that a process without its turn keeps on a GPU: CUDA's context, kernels and libraries."""
 NCCL = 500 << 20
 """Bytes of a communicator on its GPU: 390 to 500 MiB on an H200, 766 MiB the first of a process."""
 REMEDIES = {
@@ -85,6 +87,8 @@ class ProcessPlan:
     name: str
     gpu: dict[str, int]
     host: dict[str, int]
+    beside: int = 0
+    """Bytes on its GPU of the process that it takes turns with."""
 
     @property
     def remedies(self) -> list[str]:
@@ -96,13 +100,31 @@ class ProcessPlan:
 def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
     """Plans of a policy rank and, unless the data is recorded, of a rollout worker. Other models
     are taken to have the ``shape`` of the policy."""
-    return [_policy(config, shape), *([] if config.recorded else [_rollout(config, shape)])]
+    plans = [_policy(config, shape), *([] if config.recorded else [_rollout(config, shape)])]
+    if not config.takes_turns:
+        return plans
+    kept = [PARKED + plan.gpu.get("communicators", 0) for plan in plans]
+    return [replace(plan, beside=sum(kept) - own) for plan, own in zip(plans, kept, strict=True)]
+
+
+def fits_side_by_side(config: Config, shape: ModelShape, gpu: Gpu) -> bool:
+    """True if a policy rank and an engine have room on one GPU at the same time."""
+    needed = sum(sum(plan.gpu.values()) + PARKED for plan in memory_plan(config, shape))
+    return needed <= gpu.bytes * RESERVE
+
+
+def host_bytes(config: Config, shape: ModelShape) -> int:
+    """Host memory of the policy replicas and rollout workers of [fleet], without their programs."""
+    policy, *rollout = (sum(plan.host.values()) for plan in memory_plan(config, shape))
+    return config.fleet.policy * config.fleet.policy_ranks * policy + config.fleet.rollout * sum(
+        rollout
+    )
 
 
 def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
     """Each process that does not fit, and its remedy."""
-    room = gpu.bytes * RESERVE
     for plan in plans:
+        room = gpu.bytes * RESERVE - plan.beside
         if (needed := sum(plan.gpu.values())) > room:
             part = max(plan.gpu, key=plan.gpu.__getitem__)
             yield (
@@ -161,6 +183,9 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         entropy_gradient=bool(train.loss.entropy_coef),
     )
     host["checkpoint"] = 12 * weights // ranks  # Weights and moments
+    if config.takes_turns:
+        state = ("weights", "optimizer moments", "reference")
+        host["state without a turn"] = sum(gpu.get(part, 0) for part in state)
     joined = (config.fleet.policy > 1) + (ranks > 1)
     if not (config.recorded or config.weights_through_host):
         joined += math.ceil(config.fleet.rollout / config.fleet.policy)
@@ -168,7 +193,8 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     if not config.recorded:
         # A rank's buckets of two versions: links still send the older, or compare with it.
         wire = _engine_width(config) * (shape.adapters or shape.parameters) // ranks
-        (host if memory.offload_publishing else gpu)["published weights"] = 2 * wire
+        there = memory.offload_publishing or config.takes_turns
+        (host if there else gpu)["published weights"] = 2 * wire
         if config.rollout.weight_deltas:
             host["encoded deltas"] = wire
     return ProcessPlan("policy rank", gpu, host)

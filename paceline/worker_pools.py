@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from paceline.errors import BadInput
+
 if TYPE_CHECKING:
     from paceline.config.schema import Config
 
@@ -37,6 +39,27 @@ def pool_of_worker(worker_id: str) -> str:
 
 def worker_index(worker_id: str) -> int:
     return int(worker_id.rpartition("-")[2])
+
+
+def partner_of(config: Config, worker_id: str) -> str:
+    """The worker whose device this one has in turn; empty if it shares none."""
+    pool = pool_of_worker(worker_id)
+    if not config.takes_turns or pool not in (POLICY, ROLLOUT):
+        return ""
+    return worker_name(ROLLOUT if pool == POLICY else POLICY, worker_index(worker_id))
+
+
+def seat_of(config: Config, worker_id: str) -> str:
+    """Name of the device that policy replica N and rollout worker N have in turn; empty for other
+    workers, and without turns. Raises BadInput if the worker's name has no number."""
+    if not config.takes_turns:
+        return ""
+    if not worker_id.rpartition("-")[2].isdecimal():
+        raise BadInput(
+            f'--id {worker_id}: fleet.sharing = "turns" pairs policy-N with rollout-N. Give a '
+            "worker that you start yourself such a name"
+        )
+    return f"seat-{worker_index(worker_id)}" if partner_of(config, worker_id) else ""
 
 
 def desired_workers(config: Config) -> dict[str, int]:

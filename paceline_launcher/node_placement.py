@@ -7,6 +7,7 @@ Pure. Every node computes the placement from the same numbers, so nobody has to 
   workers are dealt out: each goes to the node that has the fewest.
 - A policy replica of more ranks than a node has GPUs gets the first nodes that are wholly free. Its
   ranks fill one node after the other, and other workers may have what is left of the last.
+- With turns (fleet.sharing) rollout worker N is at the place of policy replica N, and has its GPUs.
 - A worker beyond those (`paceline scale`, a drained worker's replacement) has a place that depends
   on its own number alone, so that it never moves: the GPUs that are left, policy replicas from the
   first, others from the last.
@@ -28,6 +29,7 @@ from paceline.worker_pools import (
     ROLLOUT,
     SCORER,
     desired_workers,
+    partner_of,
     pool_of_worker,
     role_of,
     scorer_of,
@@ -77,8 +79,22 @@ def workers_with_spares(config: Config) -> dict[str, int]:
 
 
 def gpus_needed(config: Config) -> int:
-    """GPUs of all workers of [fleet], spares included."""
-    return sum(n * gpus_of_worker(config, pool) for pool, n in workers_with_spares(config).items())
+    """GPUs of all workers of [fleet], spares included. Those that take turns need them once."""
+    counts = workers_with_spares(config)
+    pools = [pool for pool in counts if not (config.takes_turns and pool == ROLLOUT)]
+    return sum(counts[pool] * gpus_of_worker(config, pool) for pool in pools)
+
+
+def unlike_pairs(config: Config) -> str:
+    """Sentence about workers that cannot take turns at the same GPUs; empty if they can."""
+    replica, engine = gpus_of_worker(config, POLICY), gpus_of_worker(config, ROLLOUT)
+    if not config.takes_turns or replica == engine:
+        return ""
+    return (
+        f'fleet.sharing = "turns": a policy replica computes on {replica} GPUs and an engine on '
+        f"{engine}, and they take turns at the same ones. Make fleet.policy_ranks and "
+        "rollout.tensor_parallel equal"
+    )
 
 
 def nodes_needed(config: Config, gpus: int) -> int:
@@ -98,7 +114,15 @@ class Placement:
     ``nodes``: 0 if they start no workers. ``gpus``: of each node; 0: workers compute on CPUs."""
 
     def __init__(self, config: Config, nodes: int, gpus: int = 0) -> None:
-        self._nodes, self._gpus = nodes, gpus
+        if gpus and (unlike := unlike_pairs(config)):
+            raise BadInput(unlike)
+        if config.takes_turns and 0 < gpus < config.fleet.policy_ranks:
+            raise BadInput(
+                f'fleet.sharing = "turns": an engine is on one node, and a policy replica has '
+                f"{config.fleet.policy_ranks} ranks for nodes of {gpus} GPUs. Lower "
+                "fleet.policy_ranks and rollout.tensor_parallel"
+            )
+        self._config, self._nodes, self._gpus = config, nodes, gpus
         self._counts = workers_with_spares(config) if nodes else {}
         self._needs = {pool: gpus_of_worker(config, pool) if gpus else 0 for pool in self._counts}
         self._free = [list(range(gpus)) for _ in range(nodes)]
@@ -131,6 +155,8 @@ class Placement:
 
     def _first(self, pool: str, index: int) -> WorkerPlace:
         """The place of a worker that [fleet] names, which takes it."""
+        if pool == ROLLOUT and (partner := partner_of(self._config, worker_name(pool, index))):
+            return self._places[partner]
         if not self._needs[pool]:
             node = self._load.index(min(self._load))
             self._load[node] += 1
@@ -162,6 +188,8 @@ class Placement:
 
     def _beyond(self, pool: str, index: int) -> WorkerPlace | None:
         """The place of a worker beyond those of [fleet], from its own number alone."""
+        if pool == ROLLOUT and self._config.takes_turns:
+            return self.of(POLICY, index)
         if not self._needs[pool]:
             return WorkerPlace(index % self._nodes)
         extra, slots = index - self._counts[pool], list(self._slots(pool))
@@ -209,7 +237,7 @@ class MachineGpus:
 
     def __init__(self, config: Config, names: Sequence[str]) -> None:
         self._config = config
-        self._names = names
+        self.names = names
         self.shared = gpus_needed(config) > len(names)
         """True if [fleet] needs more GPUs than there are: workers are then dealt round."""
         self._held: dict[str, tuple[str, ...]] = {}
@@ -219,14 +247,18 @@ class MachineGpus:
         are free. If GPUs are shared: those that it had before, or else those with the fewest
         workers. ``running``: names of the workers that run or are about to. What others had is
         free."""
-        others = (self._held.get(name, ()) for name in running if name != worker)
+        alike = {worker, partner := partner_of(self._config, worker)}
+        if partner in self._held and (partner in running or worker not in self._held):
+            self._held[worker] = self._held[partner]
+        others = (self._held.get(name, ()) for name in running if name not in alike)
         taken = {gpu for gpus in others for gpu in gpus}
         if worker not in self._held or (not self.shared and taken.intersection(self._held[worker])):
             need = gpus_of_worker(self._config, pool_of_worker(worker))
-            free = [name for name in self._names if name not in taken]
+            free = [name for name in self.names if name not in taken]
             if self.shared:
-                load = Counter(gpu for n in running if n != worker for gpu in self._held.get(n, ()))
-                free = sorted(self._names, key=lambda name: load[name])
+                held = (self._held.get(name, ()) for name in running if name not in alike)
+                load = Counter(gpu for gpus in held for gpu in gpus)
+                free = sorted(self.names, key=lambda name: load[name])
             elif need > len(free):
                 return None
             self._held[worker] = tuple(free[:need])
@@ -235,7 +267,7 @@ class MachineGpus:
     def keep(self, worker: str, environ: Mapping[str, str]) -> None:
         """``environ``: of a worker that runs already."""
         named = tuple(environ.get(VARIABLE, "").split(","))
-        if set(named) <= set(self._names):
+        if set(named) <= set(self.names):
             self._held[worker] = named
 
 

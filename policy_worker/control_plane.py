@@ -27,6 +27,7 @@ from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, worker_pb2
+from paceline.worker_pools import seat_of
 from policy_worker.model.train_state import NO_VERSION, TrainState
 from policy_worker.rows.payload_reader import read_payloads
 
@@ -46,6 +47,7 @@ class BlockingControlPlane:
         tensor_host: str,
         run_dir: Path | None = None,
     ) -> None:
+        self.worker_id = worker_id
         self._wake = threading.Event()
         self._plane = ControlPlane.from_config(config, addresses, run_dir)
         self._background = BackgroundLoop()
@@ -57,6 +59,7 @@ class BlockingControlPlane:
             report=report,
             tensor_host=tensor_host,
             ranks=config.fleet.policy_ranks,
+            seat=seat_of(config, worker_id),
         )
         self._session.on_directive(self._received)
         self._session.on_rejoin(lambda _: self._wake.set())
@@ -111,6 +114,12 @@ class BlockingControlPlane:
         """True if the newest directive names no mesh of this incarnation, or another epoch."""
         mesh = self.mesh
         return mesh is None or mesh.epoch != epoch
+
+    @property
+    def turn_is_over(self) -> bool:
+        """The newest directive asks for the device of this worker. Any thread."""
+        directive = self._session.directive
+        return directive is not None and directive.HasField("seat") and not directive.seat.hold
 
     def step_is_left(self) -> bool:
         """True if the run stops without the step that is computed, or has ended."""
@@ -245,6 +254,8 @@ class PolicyReport:
             "activity": "loading the model",
             "state_version": NO_VERSION,
         }
+        self.gauges: dict[str, float] = {}
+        """Seconds that the newest park and unpark took."""
         self._resources = Resources()
 
     def work(self, activity: str) -> None:
@@ -265,7 +276,7 @@ class PolicyReport:
         self.now = self.now | place | changes
 
     def report(self, links: list[int], waits: Sequence[Any] = ()) -> worker_pb2.Report:
-        gauges = self._resources.read()
+        gauges = self._resources.read() | self.gauges
         return worker_pb2.Report(**self.now, link_epochs=links, gauges=gauges, waits=waits)
 
 

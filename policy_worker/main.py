@@ -3,10 +3,13 @@
     directive ─┬─ no mesh ────────► leave it; draining: finish and exit
                ├─ another epoch ──► form ─► restore | receive_state | send_state
                ├─ this epoch ─────► a training step (``training_steps``)
+               ├─ another's turn ─► park: the state to host memory, until the turn is this one's
                └─ STOPPED ────────► finish checkpoints, exit 0
 
 - After a commit the state is published and, if it is due, written (``after_commit``).
 - Form and both ends of a state transfer end within 20 ms when a directive names another epoch.
+- A replica that takes turns (fleet.sharing) loads its model when its first turn comes. One that is
+  parked keeps its session, its mesh and its links; it forms no other epoch before its next turn.
 - A failed collective is reported, and reported again until the controller names another epoch. This
   replica waits for that epoch like every other member.
 
@@ -26,6 +29,7 @@ from pathlib import Path
 import torch
 
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
@@ -36,6 +40,7 @@ from paceline.process.waits import WaitKind, loading_model, messages, waiting
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.side_channel import SideChannel
+from paceline.rpc.turn import Turn
 from paceline.v1 import common_pb2, worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.control_plane import (
@@ -90,7 +95,7 @@ class PolicyWorker:
     ) -> None:
         """Raises ModelError, AuthError, ReplicaBroken, or BadInput for a wrong ``place``."""
         worker_id, controllers = options.id, options.controllers
-        self.config = config
+        self.config, self._place = config, place
         self.run_dir: Path | None = options.run_dir
         self.host = options.tensor_host or own_address(controllers[0])
         self.worker_report = PolicyReport()
@@ -109,6 +114,20 @@ class PolicyWorker:
             tensor_host=self.host,
             run_dir=self.run_dir,
         )
+        self.stuck_ranks = StuckRanks([])
+        self.turn = Turn()
+        self.trainer: Trainer
+        if config.takes_turns and place is not None and place.size > 1:
+            raise BadInput(
+                'fleet.sharing = "turns" needs replicas whose ranks Paceline starts on one host: '
+                "start the policy worker without torchrun's environment"
+            )
+        if not config.takes_turns:
+            self.load()
+
+    def load(self) -> None:
+        """Starts the ranks and loads the models. Raises as the constructor does."""
+        config, place, worker_id = self.config, self._place, self.control.worker_id
         device = pick_device(config.model.device, place.local_rank if place is not None else 0)
         if place is not None and place.size > 1:
             replica: Replica
@@ -134,6 +153,10 @@ class PolicyWorker:
         """Joins the fleet and follows its directives until the end."""
         with waiting(WaitKind.CONTROLLER, "registering"):
             reply = self.control.register(self.side)
+        if self.config.takes_turns and not self.first_turn():
+            self.worker_report.change(lifecycle=worker_pb2.LIFECYCLE_STOPPED)
+            self.control.close()
+            return
         self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
         store = StorePlace(list(reply.payload_urls), reply.run_id, reply.rendezvous_url)
         self.trainer.attach(self.run_dir or Path(reply.run_dir), store)
@@ -167,10 +190,57 @@ class PolicyWorker:
             return None
         return directive
 
+    def first_turn(self) -> bool:
+        """Loads the models when the device is this replica's, and nobody else's. False: it is to
+        leave before that."""
+        while (directive := self.next_directive()) is not None:
+            if self.turn.begins(directive.seat):
+                self.report_turn()
+                self.worker_report.rest("loading the model")  # no progress is seen of it
+                with loading_model(self.config.model.path):
+                    self.load()
+                return True
+            self.report_turn()
+            self.sleep(directive, "no turn yet")
+        return False
+
+    def take_turn(self, directive: worker_pb2.Directive) -> bool:
+        """Parks or unparks as ``directive`` says. True if this replica has its device."""
+        if not self.config.takes_turns:
+            return True
+        begun, was_parked = time.monotonic(), self.trainer.parked
+        if holds := self.turn.begins(directive.seat):
+            self.report_turn()  # before it uses the device
+            if was_parked:
+                self.worker_report.work("taking the device")
+                self.trainer.unpark()
+        elif not was_parked:
+            self.worker_report.work("parking")
+            self.trainer.park()
+        if was_parked is holds:
+            what = "unpark" if holds else "park"
+            seconds = self.worker_report.gauges[f"{what}_s"] = time.monotonic() - begun
+            seat, grant = directive.seat.name, self.turn.grant
+            event(log, f"{what}ed", seat=seat, grant=grant, ms=seconds * 1e3)
+        if not holds:
+            self.turn.ends(directive.seat)
+        self.report_turn()
+        return holds
+
+    def report_turn(self) -> None:
+        if self.worker_report.now.get("seat") != self.turn.report:
+            self.worker_report.change(seat=self.turn.report)
+            self.control.poke()
+
     def follow(self, directive: worker_pb2.Directive) -> None:
         """One move towards the state that ``directive`` describes."""
         self.out.serve()
         mesh = self.control.mesh
+        if not self.take_turn(directive):
+            if mesh is None or mesh.epoch != self.epochs.formed:
+                self.leave()
+            self.sleep(directive, "parked")
+            return
         try:
             if mesh is None:
                 self.leave()
@@ -306,7 +376,11 @@ class PolicyWorker:
         end = time.monotonic() + limit_s
         with waiting(WaitKind.MESH, f"waiting for a mesh ({activity})"):
             self.control.wait(
-                lambda: self.control.directive is not directive or time.monotonic() >= end
+                lambda: (
+                    self.control.directive is not directive
+                    or time.monotonic() >= end
+                    or (self.admitted and self.out.checkpoint_due())
+                )
             )
         return self.control.directive is not directive
 

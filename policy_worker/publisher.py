@@ -121,6 +121,10 @@ class WeightPublisher(SendingEnd):
             self._newest, self.version = None, -1
             self.taken_back = self._publications
             self._changed.notify_all()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Frees the memory of snapshots that nobody needs."""
         self._pool = SnapshotPool()
 
     def newest_for(self, link: WeightLink) -> WeightSnapshot | None:
@@ -153,6 +157,8 @@ class ReplicaPublisher(WeightPublisher):
         self.state, self.replica = state, replica
         self._notices: LinkNotices | None = None
         self._copies = DeviceCopies(device)
+        self._always = config.takes_turns
+        """A receiver may come while the state is not on the device."""
         self.last_publish_s = 0.0
         super().__init__(
             url=place.url,
@@ -160,7 +166,7 @@ class ReplicaPublisher(WeightPublisher):
             device=device,
             wire=wire_dtype(state),
             deltas=config.rollout.weight_deltas,
-            on_host=config.train.memory.offload_publishing,
+            on_host=config.train.memory.offload_publishing or config.takes_turns,
             bucket_bytes=place.bucket_bytes,
             share=WeightShard(replica.rank, replica.size),
             on_link_error=on_link_error,
@@ -184,11 +190,11 @@ class ReplicaPublisher(WeightPublisher):
 
     def publish_newest(self) -> None:
         """Rank 0: publishes the present weights if that is due. A replica that feeds nobody keeps
-        no copy of earlier ones."""
+        no copy of earlier ones, unless it takes turns."""
         version = self.state.version
         if version in (self.version, NO_VERSION):
             return
-        if not self._links:
+        if not (self._links or self._always):
             if self.version != NO_VERSION:
                 self.take_back()
             return

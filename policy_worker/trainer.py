@@ -4,6 +4,7 @@
       ▲                                               ▲        │      │       │
       └─────────────────── abandon ◄──────────────────┴────────┴──────┴───────┘
                            (local gradients stay)
+    between steps: park ─► (another process has the device) ─► unpark
 
 - Nothing here talks to the controller. Operations are declared with ``on_every_rank``, so all ranks
   execute the same sequence.
@@ -13,8 +14,9 @@
 """
 
 import hashlib
+import itertools
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -23,11 +25,14 @@ from typing import Annotated, NewType
 
 import torch
 from pydantic import PlainSerializer, PlainValidator
+from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.payloads.store import Payloads
+from paceline.process.parked_memory import ParkedMemory
+from paceline.process.structured_log import first_line
 from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
@@ -114,6 +119,7 @@ class Trainer:
         self._taken: dict[Taken, RowShard | None] = {}
         """Shares that were read in the open step; None for one that was added."""
         self._payloads: PayloadReader | None = None
+        self._parked = ParkedMemory(self.device)
 
     @on_every_rank
     def attach(self, run_dir: Path, store: StorePlace | None = None) -> None:
@@ -333,7 +339,8 @@ class Trainer:
     @on_every_rank
     def save(self) -> Future[CheckpointInfo]:
         """Copies the state and writes it in the background; see Checkpointer.save_async."""
-        return self.checkpointer.save_async(self.state, self._present_digest())
+        digest, source = self._present_digest(), self._parked.on_host
+        return self.checkpointer.save_async(self.state, digest, source)
 
     @on_every_rank
     def open_publisher(
@@ -347,6 +354,60 @@ class Trainer:
             self.state, self.replica, self.device, place, on_link_error
         )
         return self._publisher
+
+    # -- turns --------------------------------------------------------------------------------
+
+    @property
+    def parked(self) -> bool:
+        """The state is in host memory. Only save() and unpark() may be called, and what concerns
+        the mesh alone."""
+        return self._parked.parked
+
+    @on_every_rank
+    def park(self) -> None:
+        """Between steps: gives up the memory of the device on every rank. The state moves to host
+        memory, and with it what a checkpoint is written from; published weights are there already.
+        Gradients of a step that another epoch would continue are dropped: it begins anew. Raises
+        ReplicaBroken if the host of a rank lacks the memory."""
+        self._before_change()
+        self._present_digest()  # a checkpoint needs it, and the weights are still here
+        self.gradients.clear()
+        self._taken.clear()
+        self.update.let_go()
+        failure = ""
+        try:
+            self._parked.copy(self._on_device(), self._frozen_on_device())
+        except RuntimeError as error:
+            failure = f"the host has no room for its state ({first_line(error)})"
+        if not self.replica.agree(not failure):
+            raise self.replica.given_up(failure or "another rank could not give up its device")
+        if self.device.type == "cpu":  # there it is the memory of the device
+            self.checkpointer.let_go()
+            if self._publisher is not None:
+                self._publisher.let_go()
+        self._parked.park(self.gradients.forwards.copies.copy_of.values())
+
+    @on_every_rank
+    def unpark(self) -> None:
+        """Takes the memory again; the state is the same bit for bit. Raises StillInUse."""
+        self._parked.unpark()
+        self.gradients.forwards.copies.stale = True
+
+    def _on_device(self) -> Iterator[Tensor]:
+        """This rank's part of all that the device holds of the state."""
+        copies = {*self.gradients.forwards.copies.copy_of.values()}
+        weights = [parameter for _, parameter in self.state.named_parameters()]
+        weights += [p for model in self.state.parts.values() for p in model.parameters()]
+        moments = (m for state in self.state.optimizer.state.values() for m in state.values())
+        for tensor in itertools.chain((w for w in weights if w not in copies), moments):
+            if (local := local_tensor(tensor)).device.type == self.device.type:
+                yield local
+
+    def _frozen_on_device(self) -> Iterator[Tensor]:
+        for model in self.gradients.frozen.values():
+            yield from (
+                local_tensor(p) for p in model.parameters() if p.device.type == self.device.type
+            )
 
     def close(self) -> None:
         """Ends the mesh, waits for the checkpoints under way, and ends the other ranks."""

@@ -100,6 +100,7 @@ class TrainingSteps:
                     or self.control.stopped
                     # A directive may also ask for a publication or a checkpoint.
                     or self.out.work_due()
+                    or self.control.turn_is_over
                 ),
             )
         return reply

@@ -94,7 +94,7 @@ class WorkerLifecycle:
             self.state = worker_pb2.LIFECYCLE_DRAINING
         try:
             async with asyncio.timeout(PARTIAL_S):
-                await tasks.leave_partial_work()
+                await tasks.leave_partial_work(Stage.GENERATING, Stage.SCORING)
         except TimeoutError:
             event(log, "partial work not stored", logging.WARNING)
         tasks.hand_back("worker_leaving", Stage.SCORING, *([] if lost else [Stage.GENERATING]))

@@ -55,6 +55,7 @@ from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, worker_pb2
+from paceline.worker_pools import seat_of
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.choice import make_engine
 from rollout_worker.engine.without_model import NoEngine
@@ -66,6 +67,7 @@ from rollout_worker.tasks.group_producer import FailedAttempts, GroupProducer, R
 from rollout_worker.tasks.group_scores import GroupScores
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
 from rollout_worker.tasks.task_runner import Produce, TaskRunner, tasks_wanted
+from rollout_worker.turns import DEVICE_TAKEN, Turns
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 from rollout_worker.worker_report import RolloutReport
@@ -127,6 +129,7 @@ class RolloutWorker:
         self.held = HeldTasks()
         self.lifecycle = WorkerLifecycle(self.held, config.fleet.drain_s)
         self.receiver: WeightReceiver | None = None
+        self.turns: Turns | None = None  # None: the device is this worker's alone
         self.admitted = False  # The controller has accepted this worker's config and token
 
     async def run(self, side: SideChannel | None = None) -> None:
@@ -166,12 +169,17 @@ class RolloutWorker:
             self.tasks.partials.run(),
             self.lifecycle.drain(self.session),
             self.engine.until_failure(),
+            *([self.turns.run()] if self.turns is not None else []),
         )
         await asyncio.gather(*map(self.guard, loops))
 
     async def prepare(self) -> None:
-        """Starts engine and rewards before the fleet learns of this worker."""
-        await self.start_engine_and_scorer()
+        """Starts engine and rewards before the fleet learns of this worker. With turns the engine
+        starts at the first of them."""
+        if self.config.takes_turns:
+            await self._start_scorer()
+        else:
+            await self.start_engine_and_scorer()
         self.connect_parts()
         with waiting(WaitKind.CONTROLLER, "registering"):
             reply = await self.session.register()
@@ -182,13 +190,13 @@ class RolloutWorker:
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
         if self.config.recorded:
             return
-        of_vllm = self.config.rollout.engine == "vllm"
+        # The ranks of vLLM share what arrived through host memory, and its device has no room for
+        # it. Between its turns a worker has no device.
+        through_host = self.config.takes_turns or self.config.rollout.engine == "vllm"
         self.receiver = self.reports.receiver = WeightReceiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
-            # The ranks of vLLM share what arrived through host memory, and its device has no room
-            # for it.
-            device=pick_device("cpu" if of_vllm else self.config.model.device),
+            device=pick_device("cpu" if through_host else self.config.model.device),
             on_weights=self.loading.on_weights,
             evaluating=self.held.evaluating,
             deltas=self.config.rollout.weight_deltas,
@@ -202,16 +210,16 @@ class RolloutWorker:
     async def start_engine_and_scorer(self) -> None:
         # If one fails, the other must not go on to start processes that nobody would end.
         await all_or_none([self._start_engine(), self._start_scorer()])
+
+    async def _start_engine(self) -> None:
+        with loading_model(self.config.model.path):
+            await self.engine.start()
         # Room for one new token is needed.
         room = max(1, self.engine.max_context - 1)
         self.tokenizer.limit = min(room, self.config.data.max_prompt_tokens)
         self.engine.completion_finished = self.held.completion_finished
         if self.environments is not None:
             await self.environments.start(self.engine)
-
-    async def _start_engine(self) -> None:
-        with loading_model(self.config.model.path):
-            await self.engine.start()
 
     async def _start_scorer(self) -> None:
         if self.config.recorded:
@@ -233,6 +241,7 @@ class RolloutWorker:
             config=config,
             report=lambda: self.reports.message(),
             tensor_host=self.host,
+            seat=seat_of(config, self.worker_id),
         )
         self.session.on_directive(self.converge)
         self.session.on_rejoin(self.rejoin)
@@ -257,10 +266,15 @@ class RolloutWorker:
         )
         if every := config.rollout.partial_every_tokens:
             engine.watch(every, partials.note)
-        self.loading = WeightLoader(self.session, self.tasks, self.lifecycle, self.loop)
+        takes_turns = config.takes_turns
+        parts = self.session, self.tasks, self.lifecycle, self.loop
+        self.loading = WeightLoader(*parts, turns=takes_turns)
+        if takes_turns:
+            given = self.session, engine, self.tasks, self.loading
+            self.turns = Turns(*given, start=self._start_engine)
         scorer = None if config.recorded else self.scorer
-        parts = (self.lifecycle, self.tasks, self.loading, scorer)
-        self.reports = RolloutReport(*parts, config.rollout.max_sequences)
+        reported = self.lifecycle, self.tasks, self.loading, scorer
+        self.reports = RolloutReport(*reported, config.rollout.max_sequences, turns=self.turns)
 
     async def close(self) -> None:
         for task in self.held:
@@ -298,6 +312,8 @@ class RolloutWorker:
                 own = self.session.caller.incarnation
                 sent = [k for k in directive.links if k.publisher.incarnation == own]
                 self.receiver.relay.set_links(sent)
+        if self.turns is not None:
+            self.turns.directed(directive)
         if self.group_scores is not None:
             self.group_scores.directed(directive.scorers)
         # The leader may be another one, on a host without the tokenizer.
@@ -346,7 +362,12 @@ class RolloutWorker:
             and not directive.paused
             and self.engine.version >= 0
             and not self.loading.unwanted
+            and self.has_device
         )
+
+    @property
+    def has_device(self) -> bool:
+        return self.turns is None or self.turns.may_compute
 
     def tasks_to_lease(self, round_trip_s: float) -> int:
         if not self.may_lease():
@@ -364,4 +385,6 @@ class RolloutWorker:
     def unwanted(self) -> str:
         """Reason for which a lease is handed back at once; empty: its task is worked on."""
         # The request may have been on its way when this worker began to leave.
-        return self.loading.unwanted if self.lifecycle.takes_tasks else "worker_leaving"
+        if not self.lifecycle.takes_tasks:
+            return "worker_leaving"
+        return self.loading.unwanted or ("" if self.has_device else DEVICE_TAKEN)

@@ -1,9 +1,13 @@
 """Loading of received weights into the engine, and the end of a worker that cannot load them.
 
 receiver's thread ──► on_weights ── waits ──► load (event loop) ──► engine.load_weights
+
+While the device is another process's, weights wait here, in host memory; the newest are loaded when
+it comes back (turns).
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from concurrent.futures import CancelledError, Future
@@ -47,6 +51,14 @@ class WeightLoader:
     _handed: Future[None] | None = None  # The newest load that the receiver's thread has asked for
     _closed: bool = False
     _handing_over: threading.Lock = field(default_factory=threading.Lock)
+    turns: bool = False
+    """The engine loses its weights at the end of each turn: the newest stay here."""
+    _newest: StagedWeights | None = None
+    _paused: bool = field(init=False)
+    _loads: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self._paused = self.turns
 
     @property
     def unwanted(self) -> str:
@@ -83,7 +95,30 @@ class WeightLoader:
     def new_incarnation(self) -> None:
         self.parity_failures = self.failures = 0
 
+    async def pause(self) -> None:
+        """From now on weights wait; returns when none are being loaded."""
+        self._paused = True
+        async with self._loads:
+            pass
+
+    async def resume(self) -> None:
+        """Loads the newest that came so far, and from now on those that come. Weights that do not
+        load are counted, as those that come are; a new link brings them again."""
+        async with self._loads:
+            self._paused = False
+            if self._newest is not None:
+                with contextlib.suppress(SwapFailed, ParametersDiffer):
+                    await self._load(self._newest)
+
     async def load(self, staged: StagedWeights) -> None:
+        """Loads them, or keeps them for resume()."""
+        async with self._loads:
+            if self.turns:
+                self._newest = staged
+            if not self._paused:
+                await self._load(staged)
+
+    async def _load(self, staged: StagedWeights) -> None:
         self.replacing = staged.version <= self.tasks.engine.version
         if self.replacing:
             # Tokens tagged with this version would be taken for those of the new weights.

@@ -9,6 +9,7 @@ from rollout_worker.held_tasks import Stage
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.task_runner import TaskRunner
+from rollout_worker.turns import Turns
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 
@@ -61,6 +62,7 @@ class RolloutReport:
     scorer: Scorer | None  # None: nothing is scored
     slots: InitVar[int]
     receiver: WeightReceiver | None = None  # None until the worker is registered
+    turns: Turns | None = None  # None: the device is this worker's alone
 
     def __post_init__(self, slots: int) -> None:
         self.rates = EngineRates(self.tasks.engine, slots)
@@ -76,6 +78,8 @@ class RolloutReport:
             "scoring_capacity": float(self.scorer.capacity if self.scorer else 0),
             "lease_s": self.tasks.round_trip_s,
         }
+        if self.turns is not None:
+            gauges |= self.turns.gauges
         links: list[int] = []
         if self.receiver is not None:
             links += self.receiver.formed_generations()
@@ -94,6 +98,7 @@ class RolloutReport:
             link_epochs=links,
             gauges=gauges,
             activity=self._activity(in_engine),
+            seat=self.turns.turn.report if self.turns is not None else None,
             parity_failures=self.loading.parity_failures,
             parity_detail=self.loading.parity_detail[:512],
             load_failures=self.loading.failures,
@@ -101,6 +106,8 @@ class RolloutReport:
         )
 
     def _activity(self, in_engine: int) -> str:
+        if self.turns is not None and self.turns.turn.parked:
+            return "parked"
         if self.tasks.engine.version < 0:
             return "waiting for weights"
         if in_engine:

@@ -243,6 +243,27 @@ def _alone(c: Config) -> bool:
     return c.rollout.group_size == 1 and not c.recorded and not learns
 
 
+def _turns(c: Config) -> Iterator[str]:
+    fleet, setting = c.fleet, 'fleet.sharing = "turns"'
+    if not c.takes_turns:
+        return
+    if fleet.policy != fleet.rollout:
+        yield (
+            f"{setting} pairs policy replica N with rollout worker N, and fleet.policy = "
+            f"{fleet.policy}, fleet.rollout = {fleet.rollout}: make them equal"
+        )
+    if fleet.autoscale:
+        yield (
+            f"{setting}: the autoscaler changes one of the two numbers, and they are pairs. Set "
+            "fleet.autoscale = false"
+        )
+    if fleet.provider in ("kubernetes", "ray"):
+        yield (
+            f"{setting} needs both workers of a pair on one device, which pods and actors do not "
+            'share. Set fleet.provider = "local" (`paceline up`, `paceline node`)'
+        )
+
+
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _objective,
     _scorers,
@@ -327,6 +348,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
         "fleet.rollout_spares: a spare would hold a seat in which it may not generate. Set it to "
         '0, or fleet.sharing to "none"',
     ),
+    _turns,
     _answers,
 )
 """The first that a config breaks is reported."""

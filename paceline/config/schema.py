@@ -103,9 +103,15 @@ class Config(Section):
         return self.rollout.source == "recorded"
 
     @property
+    def takes_turns(self) -> bool:
+        """Policy replica N and rollout worker N have the same device, one after the other."""
+        return self.fleet.sharing == "turns"
+
+    @property
     def weights_through_host(self) -> bool:
-        """Weights travel between host memories: of relays, and of vLLM's ranks."""
-        return self.relay_fanout > 0 or self.rollout.engine == "vllm"
+        """Weights travel between host memories: of relays, of vLLM's ranks, and of workers that are
+        without their device for a while."""
+        return self.relay_fanout > 0 or self.rollout.engine == "vllm" or self.takes_turns
 
     @property
     def relay_fanout(self) -> int:

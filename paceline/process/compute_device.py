@@ -58,6 +58,16 @@ def _keep_freed_memory() -> None:
         libc.mallopt(mmap_threshold, 32 << 20)  # the most that glibc takes
 
 
+def give_back_freed(device: torch.device) -> None:
+    """Gives what torch has freed, and keeps for later, back to the device, or of a CPU to the
+    system (glibc)."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def set_up_cuda() -> None:
     """Makes torch's settings for CUDA. NCCL's are read when the process makes its first group."""
     os.environ.update(_NCCL_ENVIRONMENT)

@@ -69,9 +69,14 @@ def up(
     from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
     from paceline_launcher.node_placement import machine_gpus
     from paceline_launcher.preflight.checks import LENGTH, PLACEMENT, default_run_dir
+    from paceline_launcher.preflight.machine import turns_needed
 
     set_process_limits()
-    settings = load_config(config, [*(overrides or ()), *from_override(begin_with)])
+    given = [*(overrides or ()), *from_override(begin_with)]
+    settings = load_config(config, given)
+    if turns := turns_needed(settings):
+        settings = load_config(config, [*given, 'fleet.sharing="turns"'])
+        typer.echo(turns, err=as_json)
     directory = without_links(run_dir or default_run_dir(settings))
     note = check_begins_elsewhere(settings, directory)
     fleet = settings.fleet

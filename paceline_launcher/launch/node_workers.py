@@ -22,6 +22,7 @@ from paceline.v1 import admin_pb2
 from paceline.worker_pools import (
     POLICY,
     desired_workers,
+    partner_of,
     pool_of_worker,
     worker_index,
     worker_name,
@@ -79,7 +80,8 @@ class NodeWorkers:
             return self.machine.take(name, running) if self.machine is not None else ()
         numbers = self._gpus_of(name)
         # Policy replicas and other workers may grow towards one another.
-        others = (other for other in running if replica_of(other) != replica_of(name))
+        alike = {replica_of(name), partner_of(self.config, replica_of(name))}
+        others = (other for other in running if replica_of(other) not in alike)
         if any(not numbers.isdisjoint(self._gpus_of(other)) for other in others):
             return None
         return self.named(name)

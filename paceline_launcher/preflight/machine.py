@@ -16,8 +16,13 @@ import paceline
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.memory_plan import Gpu
-from paceline.worker_pools import desired_workers, worker_name
-from paceline_launcher.node_placement import gpus_needed, machine_gpus
+from paceline.worker_pools import ROLLOUT, desired_workers, worker_name
+from paceline_launcher.node_placement import (
+    gpus_needed,
+    gpus_of_worker,
+    machine_gpus,
+    unlike_pairs,
+)
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, skip, warn
 
 GIB = 1 << 30
@@ -160,7 +165,7 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
     local = Path(config.model.path).expanduser()
     if config.model.device == "cpu" or not (local / "config.json").is_file():
         return
-    from paceline.memory_plan import found_gpu, memory_plan, problems
+    from paceline.memory_plan import found_gpu, host_bytes, memory_plan, problems
     from paceline.model_shape import read_shape
 
     # Without a driver there is no GPU, and torch, which takes seconds to import, is not asked.
@@ -175,8 +180,52 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
         return
     wrong = list(problems(memory_plan(config, shape), gpu))
     yield from (fail(found, remedy) for found, remedy in wrong)
+    if config.takes_turns:
+        yield from _host_memory(host_bytes(config, shape))
     if not wrong:
         yield ok(f"a policy rank and an engine each fit {gpu.name}")
+
+
+def _host_memory(needed: int) -> Findings:
+    """Workers without their turn keep their state on the host."""
+    total = memory_limit()
+    if needed > total:
+        yield fail(
+            f'fleet.sharing = "turns": the workers of this machine keep {_size(needed)} in host '
+            f"memory, and it has {_size(total)}",
+            "Take fewer workers in [fleet], a host with more memory, or devices of their own for "
+            'both roles (fleet.sharing = "none")',
+        )
+
+
+def memory_limit() -> int:
+    """Bytes of memory that processes here may have."""
+    limits = [psutil.virtual_memory().total]
+    with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max"
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
+
+
+def turns_needed(config: Config, environ: Mapping[str, str] = os.environ) -> str:
+    """Sentence that says why a pair on the only GPU of this machine is to take turns; empty if it
+    need not, or if fleet.sharing is set."""
+    gpus, fleet = machine_gpus(config, environ), config.fleet
+    pair = fleet.policy == fleet.rollout == fleet.policy_ranks == 1 and not fleet.rollout_spares
+    if gpus is None or len(gpus.names) != 1 or not (pair and fleet.provider == "local"):
+        return ""
+    chosen = "sharing" in fleet.model_fields_set or fleet.autoscale or config.recorded
+    local = Path(config.model.path).expanduser() / "config.json"
+    if chosen or gpus_of_worker(config, ROLLOUT) != 1 or not local.is_file():
+        return ""
+    from paceline.memory_plan import fits_side_by_side, found_gpu
+    from paceline.model_shape import read_shape
+
+    if (gpu := found_gpu()) is None or fits_side_by_side(config, read_shape(config), gpu):
+        return ""
+    return (
+        f"a policy rank and an engine do not fit {gpu.name} side by side: they take turns "
+        '(fleet.sharing = "turns")'
+    )
 
 
 def gpu_placement(start: Start, environ: Mapping[str, str] = os.environ) -> Findings:
@@ -185,6 +234,9 @@ def gpu_placement(start: Start, environ: Mapping[str, str] = os.environ) -> Find
     if not start.here or start.placed or config.fleet.provider != "local":
         return
     gpus = machine_gpus(config, environ)
+    if gpus is not None and (unlike := unlike_pairs(config)):
+        yield fail(unlike)
+        return
     if gpus is None:
         if config.model.device == "cuda" and not WSL.exists():
             remedy = 'Run nvidia-smi, look at CUDA_VISIBLE_DEVICES, or set model.device = "cpu"'

@@ -114,9 +114,14 @@ class Checkpointer:
         self._saves = 0
         self._newest: _Job | None = None
 
-    def save_async(self, state: TrainState, digest: str = "") -> Future[CheckpointInfo]:
+    def save_async(
+        self,
+        state: TrainState,
+        digest: str = "",
+        source: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> Future[CheckpointInfo]:
         """Copies the state and writes it in the background. ``digest``: of its weights, as in
-        votes.
+        votes. ``source``: the memory that a tensor's bits are in.
 
         Returns at once: call ``before_change`` before the state is changed.
 
@@ -138,7 +143,7 @@ class Checkpointer:
             writer=writer,
             path=self._root / f"step-{state.step:06d}.{writer}",
             slices=slices,
-            copies=self._copies.take([*slices.tensors.values()]),
+            copies=self._copies.take([*map(source, slices.tensors.values())]),
             groups=groups,
             digest=digest,
             begun=begun,
@@ -153,6 +158,10 @@ class Checkpointer:
     def before_change(self) -> None:
         """Blocks until the copies under way are complete: the state may be changed then."""
         self._copies.before_change()
+
+    def let_go(self) -> None:
+        """Frees the host memory that no checkpoint is being written from."""
+        self._copies.let_go()
 
     def abandon(self, version: Version) -> None:
         """A write of ``version`` or a later one that is under way leaves no checkpoint, and its

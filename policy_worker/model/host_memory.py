@@ -94,6 +94,10 @@ class HostCopies:
         """Any thread: they are no longer in use."""
         self._free = copies
 
+    def let_go(self) -> None:
+        """Frees the memory that no copy is in."""
+        self._free = []
+
     def close(self) -> None:
         self._thread.shutdown()
 

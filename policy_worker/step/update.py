@@ -71,6 +71,10 @@ class Update:
         if self._reduction is not None:
             self._reduction = self.scratch = None
 
+    def let_go(self) -> None:
+        """Between steps: frees ``scratch``. The next reduce() makes another one."""
+        self._reduction = self.scratch = None
+
     def reduce(self, mesh: ProcessMesh, progress: Callable[[], None]) -> None:
         """Sums the gradients of all members into ``scratch``; local ones are untouched. Raises
         EpochCancelled or MeshError."""

@@ -264,6 +264,17 @@ class Engine(ABC):
         than the served one replaces weights that were never committed. The caller aborts running
         requests first: their tokens are tagged with that version."""
 
+    async def park(self) -> None:
+        """Gives up the device's memory, weights and cache, when no request runs (the caller has
+        aborted them); ``version`` is -1 then. Raises EngineError. An engine that cannot do so
+        cannot take turns with a trainer."""
+        raise EngineError(f"{type(self).__name__} cannot give up its device: it has no park()")
+
+    async def unpark(self) -> None:
+        """Takes the memory again. The next load_weights fills it; until then no request may come.
+        Raises EngineError."""
+        raise EngineError(f"{type(self).__name__} cannot take its device again: it has no unpark()")
+
     async def until_failure(self) -> None:
         """Raises EngineError once the engine has died by itself; never returns. For a worker whose
         engine is idle. An engine that can fail only during a call raises there, and this waits for

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.process.lifetime import leave_after
@@ -22,7 +21,8 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
     if config.recorded:
         return NoEngine(config.longest_sequence)
     if ":" in rollout.engine:
-        return own_engine(rollout.engine)(config, tokenizer)
+        own = own_engine(rollout.engine)
+        return (parking(rollout.engine, own) if config.takes_turns else own)(config, tokenizer)
     if rollout.engine == "transformers":
         if rollout.on_update != "keep":
             raise EngineError(
@@ -39,7 +39,7 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
     return VLLMEngine(config, tokenizer)
 
 
-def own_engine(name: str) -> Callable[..., Engine]:
+def own_engine(name: str) -> type[Engine]:
     """The class, which is made from the whole configuration and the tokenizer. Raises EngineError
     if it cannot be found, is no Engine, or lacks a method."""
     try:
@@ -56,6 +56,16 @@ def own_engine(name: str) -> Callable[..., Engine]:
             f"rollout.engine = {name!r} lacks {missing}: define what Engine declares abstract"
         )
     return found
+
+
+def parking(name: str, engine: type[Engine]) -> type[Engine]:
+    """``engine``. Raises EngineError if it cannot take turns."""
+    if engine.park is Engine.park or engine.unpark is Engine.unpark:
+        raise EngineError(
+            f'rollout.engine = {name!r} cannot take turns (fleet.sharing = "turns"): define its '
+            "park() and unpark(), or give the engine a device of its own"
+        )
+    return engine
 
 
 def main() -> int:

@@ -238,11 +238,12 @@ class TaskRunner:
             self.drop(task)
             self._hand_back(task, reason)
 
-    async def leave_partial_work(self) -> None:
-        """Stores the unfinished completions, for the workers that get these tasks next."""
+    async def leave_partial_work(self, *stages: Stage) -> None:
+        """Stores the unfinished completions of tasks in these stages, for the workers that get them
+        next."""
         aborted = []
-        for task in self.held:
-            if task.request is None or task.stage is Stage.FINISHED:
+        for task in self.held.in_stage(*stages):
+            if task.request is None:
                 continue
             if task.stage is Stage.SCORING:
                 self.partials.note(task.request, task.completions, last=True)

@@ -17,13 +17,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.config.schema import Config
+from paceline.process.parked_memory import ParkedMemory
 from paceline.process.structured_log import event, first_line
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
@@ -68,6 +69,18 @@ class _Swap:
     future: asyncio.Future[float]
 
 
+@dataclass(slots=True)
+class _Park:
+    """The end (``parks``) or the beginning of this engine's turn at its device."""
+
+    parks: bool
+    future: asyncio.Future[None]
+
+
+_Message = Request | str | _Swap | _Park | None
+_Result = TypeVar("_Result")
+
+
 class TransformersEngine(Engine):
     """``general``: do not use the fused decoder."""
 
@@ -77,13 +90,15 @@ class TransformersEngine(Engine):
         self._config = config
         self._tokenizer = tokenizer
         self._general = general
-        self._inbox: SimpleQueue[Request | str | _Swap | None] = SimpleQueue()
-        """To the engine's thread: new requests, ids of requests to abort, weights, None to end."""
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        """To the engine's thread: new requests, ids of requests to abort, weights, ends of turns,
+        None to end."""
         self._pending: dict[str, _Pending] = {}
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._loading: set[asyncio.Future[float]] = set()
-        """Loads of weights that wait for the thread."""
+        self._scheduler: Scheduler
+        self._loading: set[asyncio.Future[Any]] = set()
+        """Loads of weights, and ends of turns, that wait for the thread."""
         self._closed = False
         self._over = asyncio.Event()  # The thread has ended, and all callers have their result
         self._version = -1
@@ -133,11 +148,24 @@ class TransformersEngine(Engine):
 
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         parts = self._table.parts(tensors)
+        future: asyncio.Future[float] = self._loop.create_future()
+        return await self._answer(future, _Swap(version, parts, future))
+
+    async def park(self) -> None:
+        for request_id in self._pending:
+            self.abort(request_id)
+        future: asyncio.Future[None] = self._loop.create_future()
+        await self._answer(future, _Park(True, future))
+
+    async def unpark(self) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        await self._answer(future, _Park(False, future))
+
+    async def _answer(self, future: asyncio.Future[_Result], message: _Swap | _Park) -> _Result:
         if self._closed:
             raise self._closed_error()
-        future: asyncio.Future[float] = self._loop.create_future()
         self._loading.add(future)
-        self._inbox.put(_Swap(version, parts, future))
+        self._inbox.put(message)
         try:
             return await future
         finally:
@@ -156,6 +184,8 @@ class TransformersEngine(Engine):
     def stats(self) -> EngineStats:
         since = self._idle_since
         idle = self._idle_s + (time.monotonic() - since if since is not None else 0.0)
+        if self._thread is None:  # before the start
+            return EngineStats()
         return EngineStats(
             tokens=self._scheduler.tokens,
             samples=self._samples,
@@ -183,11 +213,16 @@ class TransformersEngine(Engine):
     def _build(self) -> None:
         torch.set_num_threads(self._config.fleet.rollout_threads)
         model = load_model(self._config)
+        if self._config.takes_turns:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()  # out of a file's mapping, which stays
         vocabulary = self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self.max_context = context_limit(self._config, model.config)
         self._decoder = self._pick_decoder(model, vocabulary)
         self._table = WeightTable(model)
         shape = self._decoder.shape
+        self._weights = list(model.parameters())
+        self._parked = ParkedMemory(shape.device)
         cache_tokens = cache_budget(shape.device) // shape.bytes_per_token
         if cache_tokens < self.max_context:
             raise EngineError(
@@ -252,6 +287,7 @@ class TransformersEngine(Engine):
 
     def _turn(self) -> bool:
         ended: list[Ended] = []
+        cut: list[Ended] = []
         aborts: set[str] = set()
         for message in self._messages():
             match message:
@@ -259,11 +295,14 @@ class TransformersEngine(Engine):
                     ended += self._scheduler.add(message)
                 case _Swap():
                     self._swap(message)
+                case _Park():
+                    cut += self._scheduler.remove(aborts)
+                    self._park(message)
                 case str():
                     aborts.add(message)
                 case None:
                     return False
-        cut = self._scheduler.remove(aborts) if aborts else []
+        cut += self._scheduler.remove(aborts) if aborts else []
         if self._trusted:
             ended += self._scheduler.step()
         if ended or aborts:
@@ -272,7 +311,7 @@ class TransformersEngine(Engine):
             self._loop.call_soon_threadsafe(self._report_partial, due)
         return True
 
-    def _messages(self) -> Iterator[Request | str | _Swap | None]:
+    def _messages(self) -> Iterator[_Message]:
         """Empties the inbox. Without any sequence to work on, it first waits for a message."""
         work = self._scheduler.batch.size or self._scheduler.admission.waiting
         if self._inbox.empty() and not (work and self._trusted):
@@ -305,6 +344,16 @@ class TransformersEngine(Engine):
         self._swap_s += pause
         self._swaps += 1
         self._loop.call_soon_threadsafe(_settle, swap.future, pause)
+
+    def _park(self, switch: _Park) -> None:
+        if switch.parks:
+            # What is in the memory afterwards are the weights of no version.
+            self._trusted, self._version = False, -1
+            self._scheduler.drop_cache()
+            self._parked.park(self._weights)
+        else:
+            self._parked.unpark()
+        self._loop.call_soon_threadsafe(_settle, switch.future, None)
 
     # ---- back in the event loop
 

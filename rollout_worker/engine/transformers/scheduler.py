@@ -77,6 +77,10 @@ class Scheduler:
         self._leave(np.array(rows, dtype=np.int64))
         return ended
 
+    def drop_cache(self) -> None:
+        """Frees the memory of the cache, when nothing runs."""
+        self._cache = SlotCache(self._decoder.shape)
+
     def set_version(self, version: int) -> None:
         self.batch.set_version(version)
         self._decoder.refresh()

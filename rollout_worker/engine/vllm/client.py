@@ -47,6 +47,7 @@ _SET_BY = {
     **dict.fromkeys(
         ("enable_lora", "max_loras", "max_lora_rank", "lora_target_modules"), "model.lora"
     ),
+    "enable_sleep_mode": "fleet.sharing",
 }  # Arguments that Paceline sets, and by which field; "": no other value would work
 
 
@@ -113,7 +114,14 @@ def engine_arguments(
         width = 4 if arguments["dtype"] == "float32" else 2
         held, staged = (n * width // rollout.tensor_parallel for n in (parameters, version))
         arguments["gpu_memory_utilization"] = engine_share(held, staged, gpu)
+        arguments["enable_sleep_mode"] = config.takes_turns
     else:
+        if config.takes_turns:
+            raise EngineError(
+                'fleet.sharing = "turns" with rollout.engine = "vllm" needs a GPU: on a CPU vLLM '
+                'keeps its memory when it is to sleep. Set rollout.engine = "transformers", or '
+                'fleet.sharing = "none"'
+            )
         # Compiling takes longer on a CPU than it saves, and the warm-up run would only determine
         # the cache size, which is given here.
         arguments["enforce_eager"] = True

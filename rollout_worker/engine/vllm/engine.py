@@ -6,6 +6,9 @@
         ──► pause ──► swap on all ranks (if one fails, all swap back) ──► compare the parameters
         ──► version ──► caches ──► resume
 
+    park ──► end all requests ──► sleep: neither weights nor cache have memory
+    unpark ──► wake the weights ──► load_weights fills them ──► wake the cache
+
 ``rollout.on_update`` decides what happens to running sequences:
 
 * keep: they are paused and go on with their key-value cache. Sequences that have not started are
@@ -84,6 +87,7 @@ class VLLMEngine(Engine):
         """The parameters differed after the newest swap: no tokens until the next load."""
         self._proven = False  # Weights were loaded and, if configured, verified
         self._version = -1
+        self._asleep = False  # vLLM's cache has no memory
         self._served: SharedWeights | None = None
         self._swapping = asyncio.Lock()
         self._emptying = False
@@ -154,6 +158,27 @@ class VLLMEngine(Engine):
     def watch(self, every: int, report: OnPartial) -> None:
         self._requests.watch(every, report)
 
+    # ---- turns
+
+    async def park(self) -> None:
+        async with self._swapping:
+            self._usable, self._distrusted = False, True
+            await self._requests.end_all()
+            await self._client.ranks("paceline_leave_device")
+            self._asleep = True
+            await self._client.call(self._client.llm.sleep(level=2))
+
+    async def unpark(self) -> None:
+        # The cache comes after the weights, whose loading takes memory beside them.
+        await self._client.call(self._client.llm.wake_up(tags=["weights"]))
+
+    async def _wake_cache(self) -> None:
+        if self._asleep:
+            # What was staged beside the weights had the cache's room.
+            await self._client.ranks("paceline_leave_device")
+            await self._client.call(self._client.llm.wake_up(tags=["kv_cache"]))
+            self._asleep = False
+
     # ---- weights
 
     @property
@@ -214,6 +239,7 @@ class VLLMEngine(Engine):
         try:
             await self._fill(weights)
             await self._check(weights)
+            await self._wake_cache()
             if withdrawn:
                 await self._requests.end_all()
             await call(llm.update_weight_version(str(weights.version)))

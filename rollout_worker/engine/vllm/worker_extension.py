@@ -6,6 +6,7 @@
                        slots of adapters
     paceline_check ──► the weights that the parameters, or the slots, differ from, after a swap
     paceline_untraced ──► the weights that cannot be compared
+    paceline_leave_device ──► staged weights stay in host memory alone
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
     paceline_without_slot ──► the layers that vLLM has no place for an adapter in
@@ -189,6 +190,12 @@ class PacelineRank:
         if self.vllm_config.lora_config is not None:
             return []
         return sorted(weights.staged[key].tensors.keys() - {name for name, *_ in weights.noted})
+
+    def paceline_leave_device(self: Any) -> None:
+        """Gives the memory of staged weights back, before the rank sleeps."""
+        self._paceline_weights.leave_device()
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()
 
     def paceline_drop(self: Any, key: int) -> None:
         weights = self._paceline_weights

@@ -1,0 +1,124 @@
+"""Memory of a device that a process gives up while another one computes there, and takes again.
+
+    park      kept ─────► host memory, page-locked for a GPU
+              dropped ──► nothing: whoever owns them fills them again
+    unpark    all have memory again, and kept tensors their bits
+
+Tensors stay the same objects, and only their storage is empty meanwhile: so modules, an optimizer,
+FSDP's slices, fused matrices and compiled code find them as they were. The host memory is used
+again at the next turn, because having it page-locked takes longer than the copies.
+
+A CPU has no memory of its own: kept tensors stay where they are, and dropped ones make room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UserError
+from paceline.process.compute_device import give_back_freed
+
+TAKE_S = 60.0
+"""The process that had the device before may have been killed: its driver frees the memory late."""
+AGAIN_S = 0.2
+
+
+class StillInUse(UserError):
+    """The device has no room for what this process had there before."""
+
+
+class ParkedMemory:
+    """Memory of one process on ``device``. ``moves``: kept tensors go to host memory; default: if
+    the device has memory of its own."""
+
+    def __init__(self, device: torch.device, *, moves: bool | None = None) -> None:
+        self._device = device
+        self._moves = device.type != "cpu" if moves is None else moves
+        self._host: dict[int, Tensor] = {}
+        """Copies of kept storages: uint8 [bytes], by the storage's address in torch."""
+        self._constant: set[int] = set()
+        self._kept: list[torch.UntypedStorage] = []
+        self._empty: list[tuple[torch.UntypedStorage, int]] = []
+        """Storages without memory, and the bytes that they had."""
+        self.parked = False
+
+    def copy(self, kept: Iterable[Tensor], constant: Iterable[Tensor] = ()) -> None:
+        """Copies to the host, before park(): nothing is given up yet. ``constant``: kept tensors
+        that never change, so that one copy serves all turns. Raises RuntimeError if the host lacks
+        memory."""
+        if not self._moves:
+            return
+        lasting = list(_storages(constant))
+        self._kept = [*_storages(kept), *lasting]
+        for storage in self._kept:
+            self._copy(storage)
+        self._constant |= {storage._cdata for storage in lasting}
+        self._wait()
+
+    def park(self, dropped: Iterable[Tensor] = ()) -> None:
+        """Gives up the memory of what was copied, and of ``dropped``."""
+        for storage in [*self._kept, *_storages(dropped)]:
+            self._empty.append((storage, storage.nbytes()))
+            storage.resize_(0)
+        give_back_freed(self._device)
+        self.parked = True
+
+    def unpark(self, limit_s: float = TAKE_S) -> None:
+        """Takes it again. Raises StillInUse if the device has no room for so long."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                for storage, size in self._empty:
+                    storage.resize_(size)
+                break
+            except torch.OutOfMemoryError as error:
+                for storage, _ in self._empty:
+                    storage.resize_(0)
+                give_back_freed(self._device)
+                if time.monotonic() >= deadline:
+                    raise StillInUse(
+                        f"the device has no room for this worker's turn after {limit_s:g} s: "
+                        "another process computes there. End it, or give the pair a device of its "
+                        "own"
+                    ) from error
+                time.sleep(AGAIN_S)  # nothing tells that another process has freed memory
+        for storage in self._kept:
+            _bytes_of(storage).copy_(self._host[storage._cdata], non_blocking=True)
+        self._wait()
+        self._empty, self._kept, self.parked = [], [], False
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """``tensor`` if it has memory, else its copy in host memory: not to be written to."""
+        storage = tensor.untyped_storage()
+        if not self.parked or storage.nbytes() or storage._cdata not in self._host:
+            return tensor
+        copy = torch.empty(0, dtype=tensor.dtype)
+        source = self._host[storage._cdata].untyped_storage()
+        return copy.set_(source, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def _copy(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._constant:
+            return
+        if key not in self._host:
+            locked = self._device.type == "cuda"
+            self._host[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=locked)
+        self._host[key].copy_(_bytes_of(storage), non_blocking=True)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    """Each storage once: fused and tied tensors share one."""
+    found = {storage._cdata: storage for storage in (t.untyped_storage() for t in tensors)}
+    return (storage for storage in found.values() if storage.nbytes())
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
