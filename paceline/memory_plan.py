@@ -184,7 +184,7 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     )
     host["checkpoint"] = 12 * weights // ranks  # Weights and moments
     if config.takes_turns:
-        state = ("weights", "optimizer moments", "reference")
+        state = ("weights", "frozen base", "optimizer moments", "reference")
         host["state without a turn"] = sum(gpu.get(part, 0) for part in state)
     joined = (config.fleet.policy > 1) + (ranks > 1)
     if not (config.recorded or config.weights_through_host):

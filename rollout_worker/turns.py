@@ -87,7 +87,8 @@ class Turns:
         with self._timed("unpark_load_s"):
             await self.loading.resume()
         self._ready = True
-        event(log, "unparked", version=self.engine.version, **self.gauges)
+        s, load_s = self.gauges["unpark_s"], self.gauges["unpark_load_s"]
+        event(log, "unparked", version=self.engine.version, s=s, load_s=load_s)
 
     async def _park(self) -> None:
         self._ready = False
@@ -101,7 +102,7 @@ class Turns:
         with self._timed("park_s"):
             await self.loading.pause()
             await self.engine.park()
-        event(log, "parked", **self.gauges)
+        event(log, "parked", hand_back_s=self.gauges["hand_back_s"], s=self.gauges["park_s"])
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -16,6 +16,7 @@ import paceline
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.memory_plan import Gpu
+from paceline.process.memory_kills import memory_kills
 from paceline.worker_pools import ROLLOUT, desired_workers, worker_name
 from paceline_launcher.node_placement import (
     gpus_needed,
@@ -188,7 +189,7 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
 
 def _host_memory(needed: int) -> Findings:
     """Workers without their turn keep their state on the host."""
-    total = memory_limit()
+    total = _memory()
     if needed > total:
         yield fail(
             f'fleet.sharing = "turns": the workers of this machine keep {_size(needed)} in host '
@@ -198,12 +199,12 @@ def _host_memory(needed: int) -> Findings:
         )
 
 
-def memory_limit() -> int:
-    """Bytes of memory that processes here may have."""
-    limits = [psutil.virtual_memory().total]
-    with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max"
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(limits)
+def _memory() -> int:
+    """Bytes that the processes of this machine, or of this container, may have."""
+    counted = memory_kills()
+    limit = counted.limit_bytes if counted is not None else None
+    total = int(psutil.virtual_memory().total)
+    return min(total, limit) if limit is not None else total
 
 
 def turns_needed(config: Config, environ: Mapping[str, str] = os.environ) -> str:
@@ -213,7 +214,8 @@ def turns_needed(config: Config, environ: Mapping[str, str] = os.environ) -> str
     pair = fleet.policy == fleet.rollout == fleet.policy_ranks == 1 and not fleet.rollout_spares
     if gpus is None or len(gpus.names) != 1 or not (pair and fleet.provider == "local"):
         return ""
-    chosen = "sharing" in fleet.model_fields_set or fleet.autoscale or config.recorded
+    chosen = "sharing" in fleet.model_fields_set or "gpu_memory_utilization" in config.rollout.vllm
+    chosen = chosen or fleet.autoscale or config.recorded
     local = Path(config.model.path).expanduser() / "config.json"
     if chosen or gpus_of_worker(config, ROLLOUT) != 1 or not local.is_file():
         return ""

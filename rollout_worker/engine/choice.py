@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.process.lifetime import leave_after
 from paceline.process.user_code import NotFound, asked, find
@@ -22,7 +22,9 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
         return NoEngine(config.longest_sequence)
     if ":" in rollout.engine:
         own = own_engine(rollout.engine)
-        return (parking(rollout.engine, own) if config.takes_turns else own)(config, tokenizer)
+        if config.takes_turns:
+            check_parks(rollout.engine, own)
+        return own(config, tokenizer)
     if rollout.engine == "transformers":
         if rollout.on_update != "keep":
             raise EngineError(
@@ -39,7 +41,7 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
     return VLLMEngine(config, tokenizer)
 
 
-def own_engine(name: str) -> type[Engine]:
+def own_engine(name: str) -> type[Any]:
     """The class, which is made from the whole configuration and the tokenizer. Raises EngineError
     if it cannot be found, is no Engine, or lacks a method."""
     try:
@@ -58,14 +60,13 @@ def own_engine(name: str) -> type[Engine]:
     return found
 
 
-def parking(name: str, engine: type[Engine]) -> type[Engine]:
-    """``engine``. Raises EngineError if it cannot take turns."""
+def check_parks(name: str, engine: type[Any]) -> None:
+    """Raises EngineError if it cannot take turns."""
     if engine.park is Engine.park or engine.unpark is Engine.unpark:
         raise EngineError(
             f'rollout.engine = {name!r} cannot take turns (fleet.sharing = "turns"): define its '
             "park() and unpark(), or give the engine a device of its own"
         )
-    return engine
 
 
 def main() -> int:

@@ -11,7 +11,10 @@ time and sends itself the signal. Instants:
               commit          the commit is known, the optimizer step not yet done
               state_transfer  the state half sent to a joiner
               send            a bucket of new weights on its way to a rollout worker
-    rollout   generate        a few milliseconds after a prompt went to the engine
+              park            about to give up its device; parking: in the middle of it; parked:
+                              it has, and has not said so; unpark: about to take it again
+    rollout   park, parking, parked, unpark  likewise
+              generate        a few milliseconds after a prompt went to the engine
               submit          a few milliseconds after finished groups were sent
               receive         a bucket of new weights on its way
 """
@@ -32,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "PACELINE_INSTANTS"
 POLICY = ("idle", "forward", "reduce", "vote", "commit", "state_transfer", "send")
 ROLLOUT = ("generate", "submit", "receive")
+TURNS = ("park", "parking", "parked", "unpark")
+"""Of both, if they take turns at a device."""
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -208,6 +213,23 @@ class Trap:
 
         _module("policy_worker.publisher")
         self._replace(_module("paceline.weights.weight_sending"), "_send_buckets", make)
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    def _park(self) -> None:
+        if policy := sys.modules.get("policy_worker.trainer"):
+            self._before(policy.Trainer, "park")
+        else:
+            self._before(_module("rollout_worker.turns").Turns, "_park")
+
+    def _parking(self) -> None:
+        self._before(_module("paceline.process.parked_memory").ParkedMemory, "park")
+
+    def _parked(self) -> None:
+        self._before(_module("paceline.rpc.turn").Turn, "ends")
+
+    def _unpark(self) -> None:
+        self._before(_module("paceline.process.parked_memory").ParkedMemory, "unpark")
 
     # -- rollout worker -----------------------------------------------------------------------
 

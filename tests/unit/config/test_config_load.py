@@ -151,6 +151,7 @@ def test_any_text_survives_toml(name: str, stops: list[str]) -> None:
         (["rollout.engine=vllm", "rollout.relay_fanout=0"], 0, True),
         (["rollout.engine=package.module:Engine"], 0, False),
         (["rollout.relay_fanout=1"], 1, True),
+        (["fleet.sharing=turns"], 0, True),
     ],
 )
 def test_weights_are_relayed_where_they_go_through_host_memory_in_any_case(
@@ -158,3 +159,19 @@ def test_weights_are_relayed_where_they_go_through_host_memory_in_any_case(
 ) -> None:
     config = load_config(write(tmp_path, MINIMAL), overrides)
     assert (config.relay_fanout, config.weights_through_host) == (fanout, through_host)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["fleet.policy=2"], "make them equal"),
+        (["fleet.rollout_spares=1"], "rollout_spares"),
+        (["fleet.autoscale=true", "fleet.policy_max=2", "fleet.rollout_max=2"], "autoscale"),
+        (["fleet.provider=ray"], "which pods and actors do not share"),
+    ],
+)
+def test_turns_need_pairs_of_workers_on_one_device(
+    tmp_path: Path, overrides: list[str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config(write(tmp_path, MINIMAL), ["fleet.sharing=turns", *overrides])

@@ -476,3 +476,34 @@ async def test_an_engine_that_fails_in_a_swap_tells_whoever_waits(
         await engine.generate(ask("x", PROMPTS[0]))
     assert engine.version == -1
     await engine.close()
+
+
+@pytest.mark.parametrize("kind", ["fused", "general"])
+async def test_a_parked_engine_has_no_memory_and_goes_on_with_the_weights_it_is_given(
+    kind: str, model_path: Path, reference: Reference
+) -> None:
+    """What it was generating comes back as far as it was, and is continued as if nothing were."""
+    engine = make_test_engine(kind, tiny_config(model_path, turns=True, max_tokens=400))
+    assert engine.stats().tokens == 0  # it is asked before it has started
+    await engine.start()
+    weights = dict(reference.model.named_parameters())
+    await engine.load_weights(3, weights)
+    request = ask("a", PROMPTS[0], count=2, max_tokens=40)
+    (whole, _) = await engine.generate(request)
+    running = asyncio.create_task(engine.generate(ask("b", PROMPTS[0], count=2, max_tokens=40)))
+    await until(engine, running, 10)
+    await engine.park()
+    with pytest.raises(Aborted) as aborted:
+        await running
+    partial = aborted.value.partial
+    held = {p.untyped_storage().nbytes() for p in engine._weights}  # type: ignore[attr-defined]
+    assert held == {0} and engine.version == -1 and partial[0] is not None
+    assert engine._scheduler._cache.keys.numel() == 0  # type: ignore[attr-defined]
+    await engine.unpark()
+    assert engine.version == -1
+    await engine.load_weights(3, weights)
+    (continued, _) = await engine.generate(
+        ask("b", PROMPTS[0], count=2, max_tokens=40, prefixes=partial)
+    )
+    assert same(continued, whole) and engine.version == 3
+    await engine.close()

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from paceline import memory_plan, model_shape
 from paceline.config.schema import Config
-from paceline_launcher.node_placement import MachineGpus, machine_gpus, visible_gpus
+from paceline_launcher.node_placement import VARIABLE, MachineGpus, machine_gpus, visible_gpus
 from paceline_launcher.preflight.findings import Finding, Start
-from paceline_launcher.preflight.machine import gpu_placement
+from paceline_launcher.preflight.machine import gpu_placement, turns_needed
 
 
 def config_of(**fleet: Any) -> Config:
@@ -43,6 +44,45 @@ def test_workers_are_dealt_round_if_there_are_fewer_gpus() -> None:
     assert sorted(dealt.values()) == [("0",)] * 3 + [("1",)] * 2
     assert gpus.take("policy-1", running) == dealt["policy-1"], "it keeps its GPU over a restart"
     assert gpus.take("rollout-3", [*running, "rollout-3"]) == ("1",)
+
+
+def test_a_pair_that_takes_turns_is_on_the_same_gpus_whoever_comes_first() -> None:
+    gpus = MachineGpus(config_of(policy=2, rollout=2, sharing="turns"), ("0", "1"))
+    running = ["policy-0", "rollout-1", "rollout-0", "policy-1"]
+    assert not gpus.shared
+    assert [gpus.take(name, running) for name in running] == [("0",), ("1",), ("0",), ("1",)]
+    assert gpus.take("policy-0", running) == ("0",), "it comes back to its partner"
+    start = Start(config_of(rollout=1, policy_ranks=2, sharing="turns"), Path(), here=True)
+    ((state, found),) = [(f.state, f.found) for f in gpu_placement(start, {VARIABLE: "0,1"})]
+    assert state == "fail" and "computes on 2 GPUs and an engine on 1" in found
+
+
+@pytest.mark.parametrize(
+    ("fits", "seen", "settings", "wanted"),
+    [
+        (False, "0", {}, True),
+        (True, "0", {}, False),
+        (False, "0,1", {}, False),
+        (False, "0", {"fleet": {"sharing": "none"}}, False),
+        (False, "0", {"fleet": {"policy": 2, "rollout": 2}}, False),
+        (False, "0", {"rollout": {"vllm": {"gpu_memory_utilization": 0.4}}}, False),
+    ],
+)
+def test_a_pair_takes_turns_where_one_gpu_has_no_room_for_both_and_nobody_has_chosen(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fits: bool,
+    seen: str,
+    settings: Any,
+    wanted: bool,
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(memory_plan, "found_gpu", lambda: memory_plan.Gpu("a GPU", 1 << 34))
+    monkeypatch.setattr(memory_plan, "fits_side_by_side", lambda *_: fits)
+    monkeypatch.setattr(model_shape, "read_shape", lambda config: None)
+    sections = {"model": {"path": str(tmp_path)}, "data": {"path": "d"}, **settings}
+    config = Config.model_validate(sections)
+    assert ("side by side" in turns_needed(config, {VARIABLE: seen})) == wanted
 
 
 @pytest.mark.parametrize(

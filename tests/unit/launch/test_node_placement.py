@@ -62,6 +62,29 @@ def test_replicas_beyond_those_of_the_fleet_take_nodes_that_are_wholly_free() ->
     assert found.ranks_on(4, beyond=[1]) == {"policy-1": range(2, 4)}
 
 
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_pairs_that_take_turns_are_on_one_node_and_its_same_gpus(gpus: int) -> None:
+    config = config_of(fleet={"policy": 3, "rollout": 3, "sharing": "turns"})
+    found = Placement(config, 2, gpus)
+    for index in range(4):  # the last pair is beyond those of the fleet
+        place = found.of("policy", index)
+        assert place is not None and found.of("rollout", index) == place
+    named = NodeWorkers(config, placement=found, node=0, gpus=("A", "B"))
+    running = ["policy-0", "rollout-0", "policy-1", "rollout-1"]
+    if gpus:
+        assert nodes_needed(config, gpus) == 2
+        assert [named.take(name, running) for name in running] == [("A",), ("A",), ("B",), ("B",)]
+
+
+def test_a_pair_that_cannot_share_its_gpus_is_refused() -> None:
+    fleet = {"policy": 1, "rollout": 1, "sharing": "turns"}
+    with pytest.raises(BadInput, match="computes on 2 GPUs and an engine on 1"):
+        Placement(config_of(fleet=fleet | {"policy_ranks": 2}), 1, 8)
+    engine = {"engine": "vllm", "tensor_parallel": 4}
+    with pytest.raises(BadInput, match="4 ranks for nodes of 2 GPUs"):
+        Placement(config_of(fleet=fleet | {"policy_ranks": 4}, rollout=engine), 2, 2)
+
+
 @pytest.mark.parametrize("gpus", [0, 2, 4, 8])
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_every_worker_is_placed_once_and_no_gpu_twice(count: int, gpus: int) -> None:

@@ -21,21 +21,26 @@ from paceline.lora import adapter_shapes
 from paceline.memory_plan import (
     GIB,
     NCCL,
+    PARKED,
     RESERVE,
     STAGED,
     Gpu,
     engine_share,
+    fits_side_by_side,
+    host_bytes,
     memory_plan,
     named_gpu,
     problems,
 )
 from paceline.model_shape import read_shape, shape_of
 from paceline_launcher.cli import app
+from paceline_launcher.preflight import machine
 from paceline_launcher.preflight.machine import gpu_memory
 from policy_worker.model import attention
 from policy_worker.model.row_layout import Packing
 from policy_worker.step.optimizer import build_optimizer
 from testbed.planner.systems import active_parameters
+from testbed.tiny_model import make_tiny_model
 from tests.fixtures.configs import config_of
 
 SIZES = {"qwen3": (3, 128), "llama": (5, 256)}
@@ -268,6 +273,35 @@ def test_communicators_are_those_of_mesh_ranks_and_links():
     assert joined({"policy": 1, "rollout": 3}) == [3, 1]
     assert joined({"policy": 2, "rollout": 3, "policy_ranks": 4}) == [4, 4]
     assert joined({"policy": 2, "rollout": 3}, engine="vllm") == [1, 0]
+
+
+def test_a_pair_in_turns_needs_the_larger_of_both_and_host_memory_for_the_other():
+    shape = shape_of(AutoConfig.for_model("qwen3", **QWEN3_06B), "bfloat16")
+    half, ample = {"dtype": "bfloat16"}, {"vllm": {}, "engine": "vllm"}
+    side_by_side, turns = (
+        settings(model=half, rollout=ample, fleet={"sharing": sharing})
+        for sharing in ("none", "turns")
+    )
+    policy, engine = (sum(plan.gpu.values()) for plan in memory_plan(turns, shape))
+    gpu = Gpu("one", int((max(policy, engine) + 3 * PARKED) / RESERVE))
+    assert not list(problems(memory_plan(turns, shape), gpu))
+    assert not fits_side_by_side(side_by_side, shape, Gpu("one", int(policy / RESERVE)))
+    assert list(problems(memory_plan(turns, shape), Gpu("one", int(policy / RESERVE))))
+    more = host_bytes(turns, shape) - host_bytes(side_by_side, shape)
+    assert more >= 12 * shape.parameters  # weights and moments
+
+
+def test_a_host_without_room_for_parked_states_is_refused(tmp_path, monkeypatch):
+    make_tiny_model(tmp_path, hidden=32)
+    fleet = {"sharing": "turns", "policy": 4, "rollout": 4}
+    config = config_of(model={"path": str(tmp_path)}, fleet=fleet)
+    needed = host_bytes(config, read_shape(config))
+    for total, refused in ((needed - 1, True), (needed, False)):
+        monkeypatch.setattr(machine, "_memory", lambda total=total: total)
+        found = [f for f in gpu_memory(config, Gpu("one", 1 << 36)) if f.state == "fail"]
+        assert [("host memory" in f.found, bool(f.remedy)) for f in found] == [
+            (True, True)
+        ] * refused
 
 
 MODELS = {

@@ -8,6 +8,8 @@ import torch
 from transformers import masking_utils
 
 from paceline.model_shape import blocks_of
+from paceline.process import parked_memory
+from paceline.process.parked_memory import ParkedMemory, StillInUse
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.model.heads import score
 from policy_worker.model.host_memory import keep_on_host
@@ -19,6 +21,7 @@ from policy_worker.rows.replica import Replica
 from policy_worker.step import optimizer as moments
 from policy_worker.step import optimizer as update
 from policy_worker.step.optimizer import build_optimizer
+from policy_worker.trainer import Trainer
 from tests.fixtures.policy_models import random_groups, tiny_network
 from tests.fixtures.train_states import (
     all_bits,
@@ -140,3 +143,76 @@ def test_an_offloaded_reference_gives_the_same_log_probs(tmp_path):
         with torch.no_grad():
             found.append(score(model, micro, 1.0).logprobs)
     assert torch.equal(*found)
+
+
+def on_device(trainer: Trainer) -> int:
+    """Bytes of the state and of the frozen models there."""
+    tensors = [tensor for kind in trainer._on_device() for tensor in kind]
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+    )
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_parked_state_comes_back_bit_for_bit_and_is_saved_meanwhile(tmp_path, moves, dtype):
+    """``moves``: as if the device had memory of its own. With a reference, which stays as it was.
+    The checkpoint is that of the state before, and the steps after are as undisturbed."""
+    config = tiny_config(tmp_path, kl_coef=0.1)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    trainer, twin = Trainer(config, CPU), Trainer(config, CPU)
+    stored = [p for _, p in trainer.state.named_parameters()]
+    for parameter in (*stored, *trainer.gradients.frozen["reference"].parameters()):
+        parameter.data = parameter.data.clone()  # a file's mapping has no storage to empty
+    trainer._parked = ParkedMemory(CPU, moves=moves)
+    trainer.attach(tmp_path)
+    trainer.restore("", 0, 0)
+    for turn in range(3):
+        for each in (trainer, twin):
+            torch.manual_seed(turn)
+            each.gradients.forwards.copies.refresh()
+            synthetic_step(each.state)
+            each.gradients.forwards.copies.stale = True
+        before = all_bits(trainer.state)
+        frozen = {n: p.clone() for n, p in trainer.gradients.frozen["reference"].named_parameters()}
+        size = on_device(trainer)
+        trainer.park()
+        assert trainer.parked and on_device(trainer) == (0 if moves else size)
+        saved = trainer.save().result().path
+        trainer.unpark()
+        assert not trainer.parked and on_device(trainer) == size
+        assert_same_bits(all_bits(trainer.state), before)
+        assert_same_bits(dict(trainer.gradients.frozen["reference"].named_parameters()), frozen)
+        restored = tiny_state(config)
+        reader = Checkpointer(tmp_path, config)
+        reader.restore(restored, saved)
+        reader.close()
+        assert_same_bits(all_bits(restored), before)
+    assert_same_bits(all_bits(trainer.state), all_bits(twin.state))
+    trainer.close()
+
+
+class Storage:
+    """One on a device that has no room at first."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals, self.sizes = refusals, []
+
+    def resize_(self, size: int) -> None:
+        if size and self.refusals:
+            self.refusals -= 1
+            raise torch.OutOfMemoryError
+        self.sizes.append(size)
+
+
+def test_a_turn_waits_for_memory_that_is_freed_late_and_takes_all_or_none(monkeypatch):
+    """The process that had the device was killed, and its driver has not freed everything yet."""
+    monkeypatch.setattr(parked_memory, "AGAIN_S", 0.0)
+    parked = ParkedMemory(CPU)
+    first, other = Storage(0), Storage(2)
+    parked._empty, parked.parked = [(first, 8), (other, 8)], True
+    parked.unpark()
+    assert (first.sizes, other.sizes) == ([8, 0, 8, 0, 8], [0, 0, 8]) and not parked.parked
+    parked._empty = [(Storage(1), 8)]
+    with pytest.raises(StillInUse, match="another process computes there"):
+        parked.unpark(limit_s=0.0)
