@@ -16,7 +16,7 @@ from paceline.v1 import worker_pb2
 @dataclass(slots=True)
 class Turn:
     grant: int = 0
-    """Of the newest directive that was followed; 0: the device was never this worker's."""
+    """Grant of the newest directive that was followed; 0: the device was never this worker's."""
     parked: bool = True
     _returned: int = 0
     """The newest grant that was given back."""

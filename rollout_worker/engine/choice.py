@@ -24,7 +24,8 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
         own = own_engine(rollout.engine)
         if config.takes_turns:
             check_parks(rollout.engine, own)
-        return own(config, tokenizer)
+        engine: Engine = own(config, tokenizer)
+        return engine
     if rollout.engine == "transformers":
         if rollout.on_update != "keep":
             raise EngineError(

@@ -18,7 +18,8 @@ from tests.fakes.policy_control import ScriptedControl
 
 def worker_of(control: ScriptedControl) -> Any:
     worker: Any = PolicyWorker.__new__(PolicyWorker)
-    worker.control = control
+    worker.control, worker.admitted = control, True
+    worker.config = SimpleNamespace(takes_turns=False)
     worker.worker_report = PolicyReport()
     worker.epochs = worker.worker_report.epochs
     worker.out = SimpleNamespace(checkpoint_due=lambda: False, serve=lambda: None)
