@@ -14,9 +14,8 @@
 """
 
 import hashlib
-import itertools
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -376,7 +375,7 @@ class Trainer:
         self.update.let_go()
         failure = ""
         try:
-            self._parked.copy(self._on_device(), self._frozen_on_device())
+            self._parked.copy(*self._on_device())
         except RuntimeError as error:
             failure = f"the host has no room for its state ({first_line(error)})"
         if not self.replica.agree(not failure):
@@ -393,21 +392,22 @@ class Trainer:
         self._parked.unpark()
         self.gradients.forwards.copies.stale = True
 
-    def _on_device(self) -> Iterator[Tensor]:
-        """This rank's part of all that the device holds of the state."""
+    def _on_device(self) -> tuple[list[Tensor], list[Tensor]]:
+        """This rank's part of all that the device holds between two steps: what a step changes, and
+        what none does."""
         copies = {*self.gradients.forwards.copies.copy_of.values()}
-        weights = [parameter for _, parameter in self.state.named_parameters()]
-        weights += [p for model in self.state.parts.values() for p in model.parameters()]
-        moments = (m for state in self.state.optimizer.state.values() for m in state.values())
-        for tensor in itertools.chain((w for w in weights if w not in copies), moments):
-            if (local := local_tensor(tensor)).device.type == self.device.type:
-                yield local
-
-    def _frozen_on_device(self) -> Iterator[Tensor]:
-        for model in self.gradients.frozen.values():
-            yield from (
-                local_tensor(p) for p in model.parameters() if p.device.type == self.device.type
-            )
+        models = [*self.state.parts.values(), *self.gradients.frozen.values()]
+        weights = {p for model in models for p in model.parameters()} - copies
+        weights |= {parameter for _, parameter in self.state.named_parameters()}
+        moments = [m for state in self.state.optimizer.state.values() for m in state.values()]
+        changing = [*(w for w in weights if w.requires_grad), *moments]
+        constant = [w for w in weights if not w.requires_grad]
+        changing, constant = ([*map(local_tensor, each)] for each in (changing, constant))
+        there = self.device.type
+        return (
+            [tensor for tensor in changing if tensor.device.type == there],
+            [tensor for tensor in constant if tensor.device.type == there],
+        )
 
     def close(self) -> None:
         """Ends the mesh, waits for the checkpoints under way, and ends the other ranks."""
