@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.config.schema import Config
+from paceline.lora import adapters_of
 from paceline.process.parked_memory import ParkedMemory
 from paceline.process.structured_log import event, first_line
 from paceline.prompt_tokenizer import PromptTokenizer
@@ -221,7 +222,8 @@ class TransformersEngine(Engine):
         self._decoder = self._pick_decoder(model, vocabulary)
         self._table = WeightTable(model)
         shape = self._decoder.shape
-        self._weights = list(model.parameters())
+        self._weights = {*adapters_of(model).values()} or {*model.parameters()}
+        self._base = {*model.parameters()} - self._weights
         self._parked = ParkedMemory(shape.device)
         cache_tokens = cache_budget(shape.device) // shape.bytes_per_token
         if cache_tokens < self.max_context:
@@ -350,6 +352,7 @@ class TransformersEngine(Engine):
             # What is in the memory afterwards are the weights of no version.
             self._trusted, self._version = False, -1
             self._scheduler.drop_cache()
+            self._parked.copy([], constant=self._base)  # nobody sends it
             self._parked.park(self._weights)
         else:
             self._parked.unpark()

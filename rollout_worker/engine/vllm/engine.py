@@ -166,7 +166,9 @@ class VLLMEngine(Engine):
             await self._requests.end_all()
             await self._client.ranks("paceline_leave_device")
             self._asleep = True
-            await self._client.call(self._client.llm.sleep(level=2))
+            # A base under adapters is sent by nobody: vLLM keeps it on the host (level 1).
+            level = 2 if self._config.model.lora is None else 1
+            await self._client.call(self._client.llm.sleep(level=level))
 
     async def unpark(self) -> None:
         # The cache comes after the weights, whose loading takes memory beside them.
