@@ -6,6 +6,7 @@
     python -m benchmarks.learning reward_model_rl    RL on a learned reward, with and without KL
     python -m benchmarks.learning distillation       reverse KL to a teacher over the steps of a run
     python -m benchmarks.learning staleness          asynchronous RL if longer answers take longer
+    python -m benchmarks.learning lag                corrections of samples that are four steps old
 
 Each arm is a run of ``paceline up`` with one policy replica and one rollout worker; arms.toml has
 the settings. Accuracy is greedy, on prompts that nothing is trained on, and the mean of a run's
@@ -267,6 +268,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], runs.Results], Measurement]] = {
     "reward_model_rl": RewardModelRl,
     "distillation": Distillation,
     "staleness": Staleness,
+    "lag": Staleness,
 }
 
 
