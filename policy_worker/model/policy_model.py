@@ -164,7 +164,7 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-ATTENTION = {"sdpa": attention.BLOCKS, "flex": attention.FLEX}
+ATTENTION = {"varlen": attention.VARLEN, "sdpa": attention.BLOCKS, "flex": attention.FLEX}
 """Names by attention_of()."""
 
 

@@ -4,7 +4,7 @@ similar length, or a pattern for one mask. A form is made when the first layer a
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -41,6 +41,30 @@ class RowPattern:
     """Masks that attention derives from the pattern, for the other layers of the row."""
 
 
+class Sequences(NamedTuple):
+    """N sequences side by side: where each begins and the last one ends, int32 [N + 1], and the
+    longest one's length, of queries and of keys."""
+
+    queries: Tensor
+    keys: Tensor
+    longest_queries: int
+    longest_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowParts:
+    """A row's attention in two parts: each prompt and completion with itself, and the completions
+    of each group with their prompt."""
+
+    itself: Sequences
+    shared: Sequences | None
+    """None if no completion has a token that attends."""
+    completions: Tensor
+    """int64, places in the row of the queries of ``shared``."""
+    prompts: Tensor
+    """The same of its keys."""
+
+
 @dataclass(eq=False)
 class Packing:
     """Layout of a row of S sequences: [prompt, its completions, prompt, ...]. Arrays are [S]."""
@@ -57,6 +81,11 @@ class Packing:
     """True for the sequence that its group's prompt precedes."""
     position: Tensor
     """int64 [T], on the device: position of each token in its sequence."""
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, its prompt included."""
+        return int((self.prompt + self.inputs).max())
 
     @cached_property
     def blocks(self) -> tuple[tuple[Block, ...], Tensor]:
@@ -100,6 +129,27 @@ class Packing:
         sequence[completions] = np.repeat(np.arange(len(number)), self.inputs)
         groups, sequences = to_device([group, sequence], self.position.device)
         return RowPattern(groups, sequences, self.position)
+
+    @cached_property
+    def parts(self) -> RowParts:
+        heads, number = np.flatnonzero(self.first), np.cumsum(self.first) - 1
+        device, total = self.position.device, len(self.position)
+        cuts = np.unique(np.r_[self.prompt_start, self.row_start[self.inputs > 0], total])
+        # Of a group whose completions have no token in the row, nobody asks for the prompt.
+        asking = np.bincount(number, self.inputs).astype(np.int64)
+        heads, asking = heads[asking > 0], asking[asking > 0]
+        asked = self.prompt[heads]
+        ends = [np.r_[0, np.cumsum(lengths)] for lengths in (asking, asked)]
+        columns = [array.astype(np.int32) for array in (cuts, *ends)]
+        of_itself, of_asking, of_asked = to_device(columns, device)
+        longest = int(np.diff(cuts).max())
+        itself = Sequences(of_itself, of_itself, longest, longest)
+        shared = None
+        if len(asking):
+            shared = Sequences(of_asking, of_asked, int(asking.max()), int(asked.max()))
+        completions, _ = ranges(self.row_start, self.inputs)
+        prompts, _ = ranges(self.prompt_start[heads], asked)
+        return RowParts(itself, shared, *to_device([completions, prompts], device))
 
 
 def similar(full: Ints, block_scores: int) -> list[Ints]:

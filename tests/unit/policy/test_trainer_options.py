@@ -65,7 +65,7 @@ def test_compiled_blocks_score_as_others(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("auto", "paceline_packed"), ("flex", "paceline_flex")],
+    [("auto", "paceline_packed"), ("flex", "paceline_flex"), ("varlen", "paceline_varlen")],
 )
 def test_a_model_loaded_later_has_its_attention_and_brings_none_into_compilation(
     tmp_path, name, expected
