@@ -62,3 +62,20 @@ def ended_by(stops: tuple[str, ...], tokens: NDArray[np.int32], decode: Decode) 
     text = decode(tokens[-tail:].tolist())
     hits = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     return min(hits)[1] if hits else None
+
+
+def begun(stops: tuple[str, ...], tokens: NDArray[np.int32], decode: Decode) -> int:
+    """Most tokens that may still complete a stop string that has begun in ``tokens``; 0: none
+    has."""
+    longest = max((len(stop.encode()) for stop in stops), default=0)
+    text = decode(tokens[-longest - 4 :].tolist()) if longest else ""
+    there = text.rstrip("\ufffd")  # Part of a character, which may be the stop string's next
+    return max(
+        (
+            len(stop[length:].encode())
+            for stop in stops
+            for length in range(len(stop))
+            if there.endswith(stop[:length]) and (length or there != text)
+        ),
+        default=0,
+    )

@@ -36,7 +36,7 @@ from rollout_worker.engine.base import (
     merge_spans,
     token_count,
 )
-from rollout_worker.engine.stopping import Decode, ended_by
+from rollout_worker.engine.stopping import Decode, begun, ended_by
 from rollout_worker.engine.transformers.sampler import sample_keys
 from rollout_worker.engine.vllm import adapters, internals
 from rollout_worker.engine.vllm.client import VLLMClient
@@ -133,7 +133,7 @@ class Generation:
         """One completion of the request. None: aborted without a token."""
         request, params = group.request, group.request.params
         so_far = request.prefix(index)
-        whole = complete(so_far, params.max_tokens, params.stop, self._tokenizer.decode_all)
+        whole = complete(so_far, params.max_tokens)
         while whole is None:
             if group.aborted:
                 return so_far
@@ -144,10 +144,11 @@ class Generation:
             except GenerationFailed:
                 self._spawn(self._heal())
                 raise
-            # Else aborted, or ended by a swap before its first token arrived: it restarts under the
-            # new version.
-            if so_far is not None and so_far.finish is not Finish.PARTIAL:
-                whole = so_far
+            # Aborted, or ended by a swap before its first token arrived: it restarts under the new
+            # version. Or no stop string came of what its prefix had begun: it goes on.
+            if so_far is not None and so_far.finish is Finish.LENGTH:
+                so_far = replace(so_far, finish=Finish.PARTIAL)
+            whole = complete(so_far, params.max_tokens)
         self._samples += 1
         group.done[index] = whole
         self._finished(request.request_id)
@@ -160,12 +161,16 @@ class Generation:
         if prefix is not None:
             have = len(prefix.tokens)
             tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
-            prepared = self._prepared(request, tokens, have)
+            most = request.params.max_tokens - have
+            # vLLM sees no stop string that the prefix has begun: these tokens are looked at here.
+            stops = request.params.stop
+            looked_at = begun(stops, prefix.tokens, self._tokenizer.decode_all)
+            prepared = self._prepared(request, tokens, min(most, looked_at or most))
             # Not the random numbers that the prefix was drawn with.
             (key,) = sample_keys(key, np.array([have])).tolist()
         else:
             if group.fresh[0] != self.salt:
-                fresh = self._prepared(request, request.prompt_tokens, 0)
+                fresh = self._prepared(request, request.prompt_tokens, request.params.max_tokens)
                 group.fresh = self.salt, fresh
             prepared = group.fresh[1]
         # vLLM takes seeds of 63 bits.
@@ -181,8 +186,8 @@ class Generation:
             del group.running[index]
         return last.outputs[0]
 
-    def _prepared(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
-        """vLLM's request for a completion. ``have``: number of tokens that were generated."""
+    def _prepared(self, request: Request, tokens: NDArray[np.int32], most: int) -> Any:
+        """vLLM's request for ``most`` tokens of a completion."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -191,7 +196,7 @@ class Generation:
         drawn = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k}
         try:
             params = SamplingParams(
-                max_tokens=given.max_tokens - have,
+                max_tokens=most,
                 **({"temperature": 0.0} if given.greedy else {**drawn, "seed": 0}),
                 stop=list(given.stop),
                 stop_token_ids=self._ends,
@@ -289,20 +294,11 @@ def join(
     return _cut(whole, start, start + max(len(s.encode()) for s in stop), stop, decode)
 
 
-def complete(
-    prefix: Completion | None, max_tokens: int, stop: tuple[str, ...], decode: Decode
-) -> Completion | None:
-    """The prefix, if nothing is to be appended to it; else None. The prefix may have run past a
-    stop string: its worker's vLLM did not see a stop string that began in an even earlier worker's
-    tokens."""
-    if prefix is None or prefix.finish is not Finish.PARTIAL:
-        return prefix
-    text = decode(prefix.tokens.tolist()) if stop else ""
-    if any(s in text for s in stop):
-        prefix = _cut(prefix, 0, len(prefix.tokens), stop, decode)
-    if prefix.finish is Finish.PARTIAL and len(prefix.tokens) >= max_tokens:
-        return replace(prefix, finish=Finish.LENGTH)
-    return None if prefix.finish is Finish.PARTIAL else prefix
+def complete(so_far: Completion | None, max_tokens: int) -> Completion | None:
+    """The completion, if nothing is to be appended to it; else None."""
+    if so_far is None or so_far.finish is not Finish.PARTIAL:
+        return so_far
+    return replace(so_far, finish=Finish.LENGTH) if len(so_far.tokens) >= max_tokens else None
 
 
 def _cut(

@@ -20,7 +20,7 @@ from rollout_worker.engine.parameters import differing
 from rollout_worker.engine.vllm import rank_weights, worker_extension
 from rollout_worker.engine.vllm.client import VLLMClient, engine_arguments, start_error
 from rollout_worker.engine.vllm.engine import VLLMEngine
-from rollout_worker.engine.vllm.generation import complete, join
+from rollout_worker.engine.vllm.generation import join
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, RankWeights, stage_for
 from rollout_worker.engine.vllm.readback import tolerance
 from rollout_worker.engine.vllm.worker_extension import PacelineRank
@@ -119,33 +119,6 @@ def said(text: str, finish: Finish = Finish.PARTIAL) -> Completion:
     n = len(text)
     tokens = np.array([ord(c) for c in text], np.int32)
     return Completion(tokens, np.full(n, -0.5, np.float32), ((3, n // 2), (4, n - n // 2)), finish)
-
-
-@pytest.mark.parametrize(
-    ("prefix", "kept", "finish"),
-    [
-        ("abcEND", "abcEND", Finish.STOP),
-        ("abcENDxyz", "abcEND", Finish.STOP),
-        ("abENDcdEND", "abEND", Finish.STOP),
-        ("abcEN", None, None),
-        ("x" * 20, "x" * 20, Finish.LENGTH),
-    ],
-)
-def test_a_prefix_that_ran_past_a_stop_string_ends_there(
-    prefix: str, kept: str | None, finish: Finish | None
-) -> None:
-    sample = complete(said(prefix), 20, ("END",), letters)
-    if kept is None:
-        assert sample is None
-    else:
-        assert sample is not None
-        assert (letters(sample.tokens), sample.finish) == (kept, finish)
-        assert sum(length for _, length in sample.versions) == len(sample.logprobs) == len(kept)
-
-
-def test_a_finished_prefix_is_left_as_it_is() -> None:
-    whole = said("abENDcd", Finish.LENGTH)
-    assert complete(whole, 20, ("END",), letters) is whole
 
 
 def test_a_stop_string_that_straddles_the_prefix_is_found_in_unfinished_output() -> None:

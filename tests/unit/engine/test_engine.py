@@ -347,7 +347,8 @@ async def test_a_greedy_completion_that_was_cut_ends_as_if_never_cut(engine: Eng
 
 
 async def test_a_stop_string_is_found_across_the_end_of_a_prefix(engine: Engine) -> None:
-    """It begins with the prefix's last token; nothing before it is such a string."""
+    """It begins with the prefix's last token; nothing before it is such a string, and nothing is
+    generated after it. One that only begins there costs nothing."""
     (whole,) = await engine.generate(ask("w", PROMPTS[0], seed=6, max_tokens=40, greedy=True))
     digits = "0123456789s="
     pairs = [(int(a), int(b)) for a, b in pairwise(whole.tokens)]
@@ -359,11 +360,14 @@ async def test_a_stop_string_is_found_across_the_end_of_a_prefix(engine: Engine)
         ((engine.version, pair + 1),),
         Finish.PARTIAL,
     )
-    (sample,) = await engine.generate(
-        ask("s", PROMPTS[0], greedy=True, max_tokens=40, stop=(stop,), prefixes=(begun,))
-    )
+    params = {"greedy": True, "max_tokens": 40, "prefixes": (begun,)}
+    before = engine.stats().tokens
+    (sample,) = await engine.generate(ask("s", PROMPTS[0], stop=(stop,), **params))
     assert sample.stop == stop and sample.finish is Finish.STOP
     assert sample.tokens.tolist() == whole.tokens[: pair + 2].tolist()
+    assert engine.stats().tokens == before + 1
+    (sample,) = await engine.generate(ask("t", PROMPTS[0], stop=(f"{stop[0]}?",), **params))
+    assert same(sample, whole)
 
 
 async def test_a_finished_sample_is_told_while_others_of_its_request_run(engine: Engine) -> None:

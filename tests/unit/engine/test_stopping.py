@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
-from rollout_worker.engine.stopping import TokenTexts, ended_by
+from rollout_worker.engine.stopping import TokenTexts, begun, ended_by
 
 PIECES = ["a", "b", "</", "answer", ">", "\n", "é\n", "�", "", "> end"]
 
@@ -42,3 +43,20 @@ def test_a_long_completion_is_not_decoded_whole() -> None:
 
 def test_a_stop_string_that_ends_with_a_blank_looks_at_every_token() -> None:
     assert all(may_end("a "))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stops", "most"),
+    [
+        ([0, 2, 3], ("</answer>",), 1),
+        ([0, 2], ("</answer>", "b"), 7),
+        ([0], ("</answer>",), 0),
+        ([0], (), 0),
+        ([0, 7], ("aé",), 3),  # the first half of a character
+        ([0, 7], ("b",), 1),
+    ],
+)
+def test_a_stop_string_that_has_begun_is_looked_for_in_as_few_tokens_as_it_needs(
+    tokens: list[int], stops: tuple[str, ...], most: int
+) -> None:
+    assert begun(stops, np.array(tokens, dtype=np.int32), decode) == most
