@@ -1,9 +1,11 @@
-"""Built-in rewards. Each is 0 or 1, and 0 for a row whose answer is null."""
+"""Built-in rewards. Each is 0 or 1, and 0 for a row whose answer is null. If the answer is a list,
+any of them counts."""
 
 import functools
 import re
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from types import ModuleType
 from typing import Any, cast
 
@@ -64,35 +66,45 @@ _DELIMITED = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+)\\\)|\\\[(.+)\\\]", re.DOTAL
 _SENTENCE = re.compile(r"####|(?<![\\A-Za-z])[A-Za-z]{2,}[,:;]?\s+(?:[A-Za-z]{2,}|\$?-?\d|\\)")
 """Signs of words around mathematics, as in "The answer is 12" or "#### 12"."""
 _DIGITS = re.compile(r"\d")
+_GROUPED = re.compile(r"\d{1,3}(?:(?:\\[!,;:> ]|[~\s])+\d{3})+")  # 1 000 or 1\,000
+_SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,2}")
+_LETTERS = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
+"""A word, as a unit, which mathematics takes for a product of letters."""
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}")
 
 
 def exact_match(prompt: str, completion: str, answer: Any) -> float:
-    """1 if the completion equals the answer, or one of a list, but for surrounding blanks."""
+    """1 if the completion equals the answer, but for surrounding blanks."""
+    return float(completion.strip() in [one.strip() for one in _texts_of(answer)])
+
+
+def _texts_of(answer: Any) -> list[str]:
     answers = answer if isinstance(answer, list | tuple) else [answer]
-    texts = [str(one).strip() for one in answers if one is not None]
-    return float(completion.strip() in texts)
+    return [str(one) for one in answers if one is not None]
 
 
 def math_verify(prompt: str, completion: str, answer: Any) -> float:
     """1 if the completion's last mathematical expression equals the answer, by math-verify."""
-    if answer is None:
-        return 0.0
-    found = _prepared_library().parse(completion, parsing_timeout=_limit())
-    gold = _parsed_gold(str(answer))
-    return float(_prepared_library().verify(gold, found, timeout_seconds=_limit()))
+    library, golds = _prepared_library(), [_parsed_gold(one) for one in _texts_of(answer)]
+    found = library.parse(completion, parsing_timeout=_limit())
+    return float(any(library.verify(gold, found, timeout_seconds=_limit()) for gold in golds))
 
 
 def doubtful_gold(answer: Any) -> str:
     """The reason why a right answer may not equal ``answer``, as the rewards of mathematics read
     it; empty if there is none."""
-    text = str(answer)
+    return next(filter(None, map(_doubt, _texts_of(answer))), "")
+
+
+def _doubt(text: str) -> str:
     gold = _parsed_gold(text)
     if len(gold) < 2:
         return f"the answer {text!r:.80} is not read as mathematics: only the same text equals it"
     read = str(gold[-1])
     inner = _inner(text)
-    if not _has_words(inner) and _DIGITS.findall(read) != _DIGITS.findall(inner):
+    digits = _DIGITS.findall(inner)
+    as_product = digits and _LETTERS.search(_WORDS.sub(" ", inner))
+    if not _has_words(inner) and (as_product or _DIGITS.findall(read) != digits):
         return f"the answer {text!r:.80} is read as {read!r:.80}"
     if not _prepared_library().verify(gold, gold, timeout_seconds=_limit()):
         return f"the answer {text!r:.80} is read as {read!r:.80}, which does not equal itself"
@@ -109,20 +121,14 @@ def boxed_reward(*, intervals: bool) -> Callable[..., float]:
     """
 
     def equals(prompt: str, completion: str, answer: Any) -> float:
-        found = last_boxed(completion)
-        if answer is None or not found or len(found) > _LONGEST:
+        found, golds = _number(last_boxed(completion) or ""), _texts_of(answer)
+        if not found or len(found) > _LONGEST:
             return 0.0
-        gold = _inner(str(answer))
-        if _words(found) == _words(gold):
+        if _words(found) in [_words(_inner(gold)) for gold in golds]:
             return 1.0
-        return float(
-            _prepared_library().verify(
-                _parsed(gold),
-                _parsed(found),
-                allow_set_relation_comp=intervals,
-                timeout_seconds=_limit(),
-            )
-        )
+        verify, read = _prepared_library().verify, _parsed(found)
+        limits = {"allow_set_relation_comp": intervals, "timeout_seconds": _limit()}
+        return float(any(verify(_parsed_gold(gold), read, **limits) for gold in golds))
 
     return equals
 
@@ -156,10 +162,18 @@ def _inner(answer: str) -> str:
     """The mathematics of an answer: the content of its last box, or what stands between its
     delimiters."""
     if (boxed := last_boxed(answer)) is not None:
-        return boxed
+        return _number(boxed)
     delimited = _DELIMITED.fullmatch(answer.strip())
     inner = next(filter(None, delimited.groups())) if delimited else answer
-    return inner.strip().rstrip(".")
+    return _number(inner.strip().rstrip("."))
+
+
+def _number(text: str) -> str:
+    """A number with digits in groups, or with an exponent of its own, as mathematics reads it;
+    other text as it is."""
+    if _GROUPED.fullmatch(text):
+        return "".join(_DIGITS.findall(text))
+    return f"{Decimal(text):f}" if _SCIENTIFIC.fullmatch(text) else text
 
 
 def _has_words(inner: str) -> bool:

@@ -198,4 +198,25 @@ def test_a_right_answer_equals_a_gold_however_it_is_written(gold: str) -> None:
     ],
 )
 def test_a_part_of_a_gold_is_not_the_gold(gold: str, value: float) -> None:
-    assert math_verify(prompt="", completion=r"\boxed{2}", answer=gold) == value
+    for reward in (math_verify, math_boxed):
+        assert reward(prompt="", completion=r"\boxed{2}", answer=gold) == value
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("3.14e5", "314000"),
+        ("1 000 000", "1000000"),
+        (r"10\!\,000", "10000"),
+        (["3", "4"], "4"),
+    ],
+)
+def test_numbers_and_lists_of_golds_are_read_as_people_read_them(gold: Any, answer: str) -> None:
+    for reward in (math_verify, math_boxed):
+        assert reward(prompt="", completion=rf"\boxed{{{answer}}}", answer=gold) == 1
+        assert reward(prompt="", completion=r"\boxed{271828}", answer=gold) == 0
+    assert doubtful_gold(gold) == ""
+
+
+def test_a_unit_that_would_be_a_product_of_letters_is_doubted() -> None:
+    assert "'12 dollars' is read as" in doubtful_gold("12 dollars")
