@@ -130,6 +130,7 @@ OPENERS: dict[str, Callable[[Path], RowSource]] = {
     ".json": JsonLines,
     ".parquet": open_parquet,
 }
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")
 SPLIT_NAMES = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
@@ -247,13 +248,25 @@ def _open_directory(directory: Path, split: str) -> RowSource:
 
 def _files_below(directory: Path) -> Iterator[Path]:
     """Data files, those behind symbolic links included. Each directory is entered once: links may
-    lead back."""
+    lead back. Raises DataError for what holds rows, perhaps, and cannot be read."""
+
+    def fail(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}")
+
     entered = set()
-    for place, folders, names in os.walk(directory, followlinks=True):
+    for place, folders, names in os.walk(directory, followlinks=True, onerror=fail):
         real = Path(place).resolve()
         folders[:] = sorted(n for n in folders if real not in entered and not n.startswith("."))
-        paths = (Path(place, name) for name in names if not name.startswith("."))
-        # Parquet data sets of other tools come with descriptions of themselves.
-        if real not in entered:
-            yield from (p for p in paths if p.suffix in OPENERS and p.name not in DESCRIPTIONS)
+        if real in entered:
+            continue
         entered.add(real)
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            known = path.suffix in OPENERS
+            if not (path.is_file() if known else path.exists()):
+                raise DataError(f"{path}: is no file that can be read")
+            kind = path.with_suffix("") if path.suffix in PACKED else path
+            if not known and kind.suffix.lower() in OPENERS:
+                raise DataError(f"{path}: its rows would be left out: unpack, rename or move it")
+            # Parquet data sets of other tools come with descriptions of themselves.
+            if known and path.name not in DESCRIPTIONS:
+                yield path

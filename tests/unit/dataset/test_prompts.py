@@ -1,5 +1,6 @@
 """A row becomes plain text or chat messages, in whatever form it is written."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,19 @@ def test_linked_directories_are_followed(tmp_path: Path) -> None:
     assert len(load_rows(tmp_path / "data")) == 2
     (tmp_path / "more" / "back").symlink_to(tmp_path / "data")
     assert len(load_rows(tmp_path / "data")) == 2, "a link that leads back adds nothing"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "c.JSONL", "pipe.jsonl", "part", "d.jsonl"])
+def test_nothing_in_a_directory_is_left_out_without_a_word(tmp_path: Path, name: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "README.md").write_text("Rows.")
+    assert len(load_rows(tmp_path)) == 1
+    path = tmp_path / name
+    if name.startswith("pipe"):
+        os.mkfifo(path)
+    elif name in ("part", "d.jsonl"):
+        path.symlink_to(tmp_path / "is not mounted")
+    else:
+        path.write_text('{"prompt": "b"}\n')
+    with pytest.raises(DataError, match=f"{name}: (its rows would|is no file)"):
+        load_rows(tmp_path)
