@@ -8,6 +8,7 @@ import pwd
 import resource
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import BadInput
@@ -35,15 +36,42 @@ def new_private_directory(path: Path) -> Path:
 
 def check_ours(directory: Path) -> None:
     """Raises NotOurs if a user other than this one and root can have written in ``directory``, or
-    have chosen what it links to, or if every user can put another one in its place. (A group whose
-    members share the directory above it is trusted.) A file system without owners and modes, as
-    some mounts are, cannot tell. Raises OSError if there is no such directory."""
+    can put another one in its place: the owner of a link on the way to it or of a directory above
+    it, or every user. (A group whose members share the directory above it is trusted.) A file
+    system without owners and modes, as some mounts are, cannot tell. Raises OSError if there is no
+    such directory."""
     _judge_link(directory, 0)
     _judge(directory, directory.stat())
-    for above in {*directory.absolute().parents, *directory.resolve().parents}:
-        status = above.stat()
+    for above in _way_to(directory.absolute()):
+        _judge_link(above, 0)
+        status, shown = above.stat(), _unmapped_user()
+        if status.st_uid not in (os.geteuid(), 0, shown) and not _has_one_owner(above, status):
+            raise NotOurs(
+                f"{above} belongs to {_user(status.st_uid)}, who can put another directory in the "
+                f"place of {directory}: choose one below directories of your own"
+            )
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             _judge(above, status, status.st_uid)
+
+
+def _way_to(path: Path) -> Iterator[Path]:
+    """``path``, the directories and links above it, and those that the links lead over."""
+    for place in (path, *path.parents):
+        yield place
+        if place.is_symlink():
+            yield from _way_to(place.parent / place.readlink())
+
+
+def _unmapped_user() -> int:
+    """The number by which a user namespace shows every user that it does not map, root of the host
+    among them; 0 outside of one."""
+    try:
+        ranges = Path("/proc/self/uid_map").read_text().splitlines()
+        if sum(int(line.split()[2]) for line in ranges) < 2**32 - 1:
+            return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except OSError:
+        pass  # not Linux
+    return 0
 
 
 def without_links(directory: Path) -> Path:
@@ -103,8 +131,7 @@ def _judge_link(path: Path, trusted: int) -> None:
 def _judge(path: Path, status: os.stat_result, trusted: int = 0) -> None:
     home = path if stat.S_ISDIR(status.st_mode) else path.parent
     if status.st_uid not in (os.geteuid(), 0, trusted):
-        made = _new_file_in(home)
-        if made is None or made.st_uid != status.st_uid:
+        if not _has_one_owner(home, status):
             raise NotOurs(
                 f"{path} belongs to {_user(status.st_uid)}, and not to {_user(os.geteuid())}: "
                 f"{_REMEDY}"
@@ -113,6 +140,12 @@ def _judge(path: Path, status: os.stat_result, trusted: int = 0) -> None:
         made = _new_file_in(home)
         if made is None or not made.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise NotOurs(f"{path} can be written by other users: Run chmod go-w {path}")
+
+
+def _has_one_owner(directory: Path, status: os.stat_result) -> bool:
+    """True if new files of ours there get the very owner that is judged."""
+    made = _new_file_in(directory)
+    return made is not None and made.st_uid == status.st_uid
 
 
 def _new_file_in(directory: Path) -> os.stat_result | None:

@@ -122,6 +122,32 @@ def test_a_run_directory_that_every_user_can_replace_is_refused(run_dir: Path) -
         own_token(run_dir)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_run_directory_below_one_of_another_user_is_refused(run_dir: Path, shared: bool) -> None:
+    """They could put another one in its place, whatever its mode."""
+    given_away(run_dir.parent)
+    if shared:
+        run_dir.parent.chmod(0o1777)
+    with pytest.raises(NotOurs, match=f"{run_dir.parent} belongs to .* choose one below"):
+        own_token(run_dir)
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_a_run_directory_behind_a_link_of_another_user_is_refused(
+    run_dir: Path, tmp_path: Path, middle: bool
+) -> None:
+    theirs, way = tmp_path / "theirs", tmp_path / "way"
+    theirs.symlink_to(run_dir.parent)
+    way.symlink_to(theirs)
+    below = (way if middle else theirs) / run_dir.name
+    assert own_token(below) == TOKEN
+    if os.geteuid():
+        pytest.skip("only root can give a link to another user")
+    os.lchown(theirs, NOBODY, NOBODY)
+    with pytest.raises(NotOurs, match=f"{theirs} is a symbolic link"):
+        own_token(below)
+
+
 def test_a_link_of_ones_own_to_a_directory_of_ones_own_is_followed(run_dir: Path) -> None:
     linked(run_dir)
     assert own_token(run_dir) == TOKEN
