@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import secrets
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from paceline.observe.sinks.base import check_sinks
 from paceline.payloads.open_store import check_store
 from paceline.process import stacks
 from paceline.process.files import new_private_directory, private_directory, replace_file
-from paceline.process.lifetime import started_s
+from paceline.process.lifetime import leave_on_signal, started_s
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import REDIS_OUT_OF_REACH, ensure_redis, out_of_reach, stop_redis
@@ -85,8 +84,7 @@ async def serve(
     ``advertise``: host name or address under which others reach this one. Raises BadInput with what
     is wrong and the remedy."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    leave_on_signal(stop.set, config.fleet.drain_s, loop)
     configured = check_bind(config)
     check_sinks(config)
     _make_run_dir(run_dir)

@@ -1,5 +1,12 @@
-"""User errors, with a command's exit status, and the leader's reasons to refuse a request."""
+"""User errors, with a command's exit status; errors of the system that can pass; and the leader's
+reasons to refuse a request.
 
+A full disk, or a limit of descriptors, processes or memory, is nobody's bad input, and no run is
+over because of it.
+"""
+
+import errno
+import os
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +42,43 @@ def one_line(error: BaseException) -> str:
     except BaseException:  # a class of the user's may fail at this too
         message = ["its message cannot be read"]
     return f"{type(error).__name__}: {message[0] if message else 'no message'}"
+
+
+REMEDIES = {
+    errno.ENOSPC: "Free space on that disk",
+    errno.EDQUOT: "Free space, or have the quota raised",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n, LimitNOFILE)",
+    errno.ENFILE: "Raise fs.file-max, or end processes with many open files",
+    errno.EAGAIN: "Raise the limit of processes (ulimit -u, pids.max of the container)",
+    errno.ENOMEM: "End other processes, or give this machine or container more memory",
+}
+"""Remedies of what can pass, by the number of the error."""
+
+
+def can_pass(error: BaseException) -> bool:
+    """True also for an error that was raised because of one that can pass."""
+    return bool(_number(error))
+
+
+def _number(error: BaseException | None) -> int:
+    """Of what can pass in the chain of causes; 0 for nothing."""
+    if error is None:
+        return 0
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return errno.EAGAIN  # as Python tells it of threads
+    number = getattr(error, "errno", None)
+    return number if number in REMEDIES else _number(error.__cause__ or error.__context__)
+
+
+def in_words(error: BaseException, path: Path | None = None) -> str:
+    """An error with its path and its remedy. ``path``: if the error names none."""
+    number = getattr(error, "errno", None) or _number(error)
+    place = getattr(error, "filename", None) or path
+    remedy = REMEDIES.get(number, "")
+    words = f"{os.strerror(number)}{f': {place}' if place else ''}"
+    return f"{words}. {remedy}" if remedy else words
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

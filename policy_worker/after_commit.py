@@ -73,8 +73,10 @@ class AfterCommit:
         self.publisher.set_links(links)
 
     def work_due(self) -> bool:
-        """A directive asks for something that the training thread does between steps."""
+        """There is something that the training thread does between steps."""
         if self._control.directive is None or self.publisher.due or self.checkpoint_due():
+            return True
+        if self._control.leaves_last:
             return True
         return self._lost_record() is not None
 

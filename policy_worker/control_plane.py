@@ -66,6 +66,8 @@ class BlockingControlPlane:
         self._running: Future[None] | None = None
         self.stopped_at = math.inf
         """When the controller sent STOPPED (monotonic); infinite before."""
+        self.leaving = False
+        """A signal has told this process to leave."""
         self._payloads: PayloadStore | None = None
 
     def _received(self, directive: worker_pb2.Directive) -> None:
@@ -180,6 +182,17 @@ class BlockingControlPlane:
             caller=self.caller, epoch=epoch, is_link=is_link, detail=detail
         )
         self.post("WorkerService.ReportPeerError", error)
+
+    def leave(self) -> None:
+        """For a signal's handler, which takes no lock: the answer to the report ends a wait."""
+        self.leaving = True
+        self.poke()
+
+    @property
+    def leaves_last(self) -> bool:
+        """This process was told to leave, and no other member of its mesh has the state."""
+        mesh = self.mesh
+        return self.leaving and mesh is not None and len(mesh.members) == 1
 
     def poke(self) -> None:
         """Has the session send a report now."""

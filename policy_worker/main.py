@@ -6,6 +6,8 @@
                ├─ another's turn ─► park: the state to host memory, until the turn is this one's
                └─ STOPPED ────────► finish checkpoints, exit 0
 
+- SIGTERM: the report says DRAINING, and the others go on without this replica from the next step
+  on. The only replica writes a checkpoint between two steps, and leaves.
 - After a commit the state is published and, if it is due, written (``after_commit``).
 - Form and both ends of a state transfer end within 20 ms when a directive names another epoch.
 - A replica that takes turns (fleet.sharing) loads its model when its first turn comes. One that is
@@ -34,6 +36,7 @@ from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
 from paceline.process.compute_device import pick_device
+from paceline.process.lifetime import leave_on_signal
 from paceline.process.structured_log import event
 from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, loading_model, messages, waiting
@@ -169,6 +172,7 @@ class PolicyWorker:
         if (directive := self.control.directive) is not None:  # came before the line above
             self.end_epochs(directive)
         self.worker_report.change(lifecycle=worker_pb2.LIFECYCLE_RUNNING)
+        leave_on_signal(self.control.leave, self.config.fleet.drain_s)
         try:
             while (directive := self.next_directive()) is not None:
                 self.follow(directive)
@@ -186,7 +190,11 @@ class PolicyWorker:
         if draining and self.worker_report.now["lifecycle"] == worker_pb2.LIFECYCLE_RUNNING:
             self.worker_report.change(lifecycle=worker_pb2.LIFECYCLE_DRAINING)
             self.control.poke()
-        if self.control.stopped or (draining and self.control.mesh is None):
+        mesh = self.control.mesh
+        if self.control.stopped or (draining and mesh is None):
+            return None
+        if self.control.leaves_last and mesh is not None and self.epochs.formed == mesh.epoch:
+            self.out.save_checkpoint()
             return None
         return directive
 
@@ -358,7 +366,10 @@ class PolicyWorker:
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
         links = self.out.publisher.formed_generations() if self.admitted else []
-        return self.worker_report.report(links, messages(self.stuck_ranks.waits()))
+        report = self.worker_report.report(links, messages(self.stuck_ranks.waits()))
+        if self.control.leaving and report.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
+            report.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        return report
 
     def progressed(self) -> None:
         """The training thread has completed a part of its work."""

@@ -32,7 +32,6 @@ Threads: this event loop; the engine's; the receiver's. Processes: the scoring p
 import argparse
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
@@ -40,12 +39,12 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
-from paceline.errors import UserError
 from paceline.ids import ANY
 from paceline.payloads.group_limits import GroupLimits
 from paceline.payloads.open_store import open_payloads
 from paceline.process import structured_log as logs
 from paceline.process.compute_device import pick_device
+from paceline.process.lifetime import leave_on_signal
 from paceline.process.structured_log import event
 from paceline.process.threads import all_or_none, end_forks_of, replace_executor
 from paceline.process.waits import WaitKind, loading_model, waiting
@@ -89,9 +88,6 @@ def run(config: Config, options: argparse.Namespace) -> int:
         with loading_model(config.model.path):
             worker = RolloutWorker(config, *place, options.tensor_host, options.run_dir)
         asyncio.run(worker.run(side))
-    except SystemExit as left:
-        # Of a task that a reward started in this process: it is no end of the run.
-        raise UserError(f"code of a reward ended the worker (sys.exit({left.code!r}))") from None
     except RequestRefused as error:
         print(f"rollout_worker: the controller refused {options.id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and not worker.admitted else 1
@@ -138,8 +134,7 @@ class RolloutWorker:
         end_forks_of(self.loop)
         if side is not None:
             side.watch(self.loop)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self.loop.add_signal_handler(number, self.lifecycle.stop)
+        leave_on_signal(self.lifecycle.stop, self.config.fleet.drain_s, self.loop)
         working = self.loop.create_task(self.work(side))
         try:
             await self.lifecycle.ended.wait()

@@ -12,12 +12,12 @@ import argparse
 import asyncio
 import logging
 import secrets
-import signal
 import sys
 from contextlib import nullcontext
 
 from paceline.config.schema import Config
 from paceline.process import structured_log as logs
+from paceline.process.lifetime import leave_on_signal
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, loading_model, waiting
 from paceline.process.worker_resources import Resources
@@ -71,8 +71,7 @@ class ScorerWorker:
         self.told_to_leave = asyncio.Event()
         self.scorer = make_scorer(self.config, self.name)
         self.server = ScorerServer(self.config, self.name, self.scorer, self.token)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        leave_on_signal(self.stop, self.config.fleet.drain_s, loop)
         working: list[asyncio.Task[None]] = []
         try:
             session = await self._join(side)

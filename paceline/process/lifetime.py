@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -17,16 +18,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline.errors import Unreachable, UserError
+from paceline.errors import Unreachable, UserError, can_pass
 from paceline.masking import masked
 
 if TYPE_CHECKING:
+    import asyncio
+
     import psutil
 
 POLL_S = 0.02
 ENGINE_LOST = 3
 """Exit status of a rollout worker whose engine died while it generated, perhaps because of a
 prompt."""
+TRY_AGAIN = 75
+"""Exit status of a process that met what can pass."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -91,6 +96,33 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def leave_on_signal(
+    begin: Callable[[], object], grace_s: float, loop: asyncio.AbstractEventLoop | None = None
+) -> None:
+    """The first SIGTERM or SIGINT of this process calls ``begin``, in ``loop`` or between two
+    instructions of the main thread, where it must not block. A second one ends the process at once,
+    and so does the end of ``grace_s`` seconds. Only for the main thread."""
+
+    def first(number: int) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        limit = threading.Timer(grace_s, end, (number,))
+        limit.daemon = True
+        limit.start()
+        begin()
+
+    def end(number: int) -> None:
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)  # the first process of a container does not die of a signal
+
+    numbers = signal.SIGTERM, signal.SIGINT
+    for number in numbers:
+        if loop is None:
+            signal.signal(number, lambda number, _: first(number))
+        else:
+            loop.add_signal_handler(number, first, number)
+
+
 def leave(status: int) -> NoReturn:
     """Ends the process with ``status`` at once. Tearing down an interpreter with torch and its
     threads takes seconds, and the supervisor would wait for them. Files must be closed and children
@@ -111,14 +143,15 @@ def exit_status(main: Callable[[], int], program: str) -> int:
         for line in str(error).splitlines():
             print(f"{program}: {masked(line)}", file=sys.stderr)
         # A worker's status 3 is ENGINE_LOST: an unreachable controller must not look like one.
-        return 1 if isinstance(error, Unreachable) else error.exit_status
+        status = 1 if isinstance(error, Unreachable) else error.exit_status
+        return TRY_AGAIN if status != ENGINE_LOST and can_pass(error) else status
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         return 130
-    except BaseException:
+    except BaseException as error:
         print(masked(traceback.format_exc()), end="", file=sys.stderr)
-        return 1
+        return TRY_AGAIN if can_pass(error) else 1
 
 
 def leave_after(main: Callable[[], int], program: str = "error") -> NoReturn:

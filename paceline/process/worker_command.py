@@ -9,8 +9,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from paceline.errors import UserError
 from paceline.process import stacks
 from paceline.process.files import set_process_limits
 from paceline.process.lifetime import leave_after
@@ -42,11 +43,14 @@ def worker_command(
         config = load_config(options.config, options.overrides)
         threads = getattr(config.fleet, f"{role}_threads")
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
-        if run is not None:
-            return run(config, options)
-        with without_collection():
-            main = importlib.import_module(f"{role}_worker.main")
-        return int(main.run(config, options))
+        if run is None:
+            with without_collection():
+                main: Any = importlib.import_module(f"{role}_worker.main")
+        try:
+            return int((run or main.run)(config, options))
+        except (SystemExit, GeneratorExit) as left:
+            # Of an objective, a model's code, or a task that a reward started: no end of the run.
+            raise UserError(f"code of the user ended the worker ({left!r})") from left
 
     leave_after(main, f"{role}_worker")
 

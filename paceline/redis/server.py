@@ -9,7 +9,6 @@ host.
   destroy the append-only file.
 """
 
-import errno
 import fcntl
 import importlib.util
 import os
@@ -28,7 +27,7 @@ import psutil
 import redis
 
 from paceline.config.sections.services import RedisConfig
-from paceline.errors import BadInput
+from paceline.errors import REMEDIES, BadInput
 from paceline.masking import masked
 from paceline.process.files import private_directory, write_private
 from paceline.process.lifetime import alive, recorded_process, started_s, wait_ended
@@ -43,7 +42,6 @@ START_LIMIT_S = 30.0
 VERSION_S = 10.0  # for a server's binary to say its version
 PROBE_S = 0.02
 OLDEST = 7  # Major version of Redis and of Valkey; older ones get no more security releases
-CAN_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 REDIS_OUT_OF_REACH = (
     "controller.host: {host} admits workers on other machines, but the Redis that Paceline starts "
@@ -275,7 +273,7 @@ def _wait_until_ready(home: Path, process: psutil.Process) -> None:
         if not alive(process):
             lines = (home / LOG).read_text(errors="replace").split("\n")
             last = next(filter(str.strip, reversed(lines)), "its log is empty")
-            for number in CAN_PASS:
+            for number in REMEDIES:
                 if os.strerror(number) in last:
                     raise OSError(number, os.strerror(number), str(home))
             raise _Ended(f"the embedded Redis ended at its start: {last}")

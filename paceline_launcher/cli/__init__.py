@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from paceline.errors import UserError
+from paceline.errors import UserError, in_words
 from paceline.masking import masked
 from paceline_launcher.cli import (
     admin,
@@ -132,8 +132,6 @@ def main() -> None:
                 print(f"error: {line}", file=sys.stderr)
             sys.exit(error.exit_status)
         if isinstance(error, OSError) and error.errno:
-            from paceline_launcher.launch.passing import in_words
-
             print(f"error: {in_words(error)}", file=sys.stderr)
             sys.exit(1)
         hint = "set PACELINE_TRACEBACK=1 to see the traceback"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.errors import in_words
 from paceline.observe.projection import Projection
 from paceline.observe.run_watcher import leader_status
 from paceline.observe.runs import summarise, write_summary
@@ -16,7 +17,6 @@ from paceline.process.user_code import python_module
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline_launcher.launch.child import Child, ChildSpec
-from paceline_launcher.launch.passing import in_words
 
 EXPORT_LIMIT_S = 1800.0
 EXPORT_LOG = "logs/export.log"

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from paceline.config.schema import Config
+from paceline.errors import can_pass, in_words
 from paceline.observe.fleet_file import FILE, FleetRecord, ProcessId, ProcessRecord
 from paceline.observe.run_watcher import leader_status
 from paceline.providers.base import AT_WORK
@@ -44,7 +45,7 @@ from paceline_launcher.launch.node_workers import (
     read_point,
     replica_of,
 )
-from paceline_launcher.launch.passing import Passing, can_pass, in_words
+from paceline_launcher.launch.passing import Passing
 from paceline_launcher.launch.restarts import RestartPolicy
 from paceline_launcher.node_placement import shown
 

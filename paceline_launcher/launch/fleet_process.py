@@ -21,15 +21,17 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from paceline.errors import in_words
 from paceline.observe.fleet_file import ProcessRecord
 from paceline.observe.run_watcher import leader_status
+from paceline.process.lifetime import TRY_AGAIN
 from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import CONTROLLER, UNSEEN, Child, ChildSpec, how_ended
 from paceline_launcher.launch.node_workers import RANK, replica_of
-from paceline_launcher.launch.passing import check_room, in_words, is_set_within
+from paceline_launcher.launch.passing import check_room, is_set_within
 from paceline_launcher.launch.restarts import BAD_INPUT, CALM_S, GiveUp
 
 if TYPE_CHECKING:
@@ -234,6 +236,8 @@ class FleetProcess:
                 line = f". Its last line: {last}" if last and code > 0 else ""
                 fleet.fail(f"{self.name} ended ({how}) and {why}{line} (see {child.spec.log})")
             return False
+        if code == TRY_AGAIN:
+            how = f"what it met can pass: {child.last_line()}"
         when = f"in {delay_s:g} s" if delay_s else "now"
         fleet.note(f"{self.name} ended ({how}); starting it again {when}")
         fleet.mark(record, "waiting")

@@ -1,48 +1,19 @@
-"""Errors of the system that can pass: work that meets one waits, says so, and is tried again.
-
-A full disk, or a limit of descriptors, processes or memory, is nobody's bad input: what a
-supervisor has started goes on meanwhile, and the run is not over because of it.
-"""
+"""Waits for what can pass: work that meets such an error says so, and is tried again. What a
+supervisor has started goes on meanwhile."""
 
 import asyncio
 import contextlib
-import errno
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
+
+from paceline.errors import can_pass, in_words
 
 T = TypeVar("T")
 
 AGAIN_S = 1.0
 PROBE = ".room"
 PROBE_BYTES = 64 << 10  # a process writes about that much before it has anything to lose
-REMEDIES = {
-    errno.ENOSPC: "Free space on that disk",
-    errno.EDQUOT: "Free space, or have the quota raised",
-    errno.EMFILE: "Raise the limit of open files (ulimit -n, LimitNOFILE)",
-    errno.ENFILE: "Raise fs.file-max, or end processes with many open files",
-    errno.EAGAIN: "Raise the limit of processes (ulimit -u, pids.max of the container)",
-    errno.ENOMEM: "End other processes, or give this machine or container more memory",
-}
-"""Remedies by the number of the error."""
-
-
-def can_pass(error: BaseException) -> bool:
-    if isinstance(error, RuntimeError):
-        return "start new thread" in str(error)  # EAGAIN, as Python tells it of threads
-    return isinstance(error, MemoryError) or getattr(error, "errno", None) in REMEDIES
-
-
-def in_words(error: BaseException, path: Path | None = None) -> str:
-    """An error with its path and its remedy. ``path``: if the error names none."""
-    number = getattr(error, "errno", None)
-    if number is None:
-        number = errno.ENOMEM if isinstance(error, MemoryError) else errno.EAGAIN
-    place = getattr(error, "filename", None) or path
-    remedy = REMEDIES.get(number, "")
-    words = f"{os.strerror(number)}{f': {place}' if place else ''}"
-    return f"{words}. {remedy}" if remedy else words
 
 
 def check_room(directory: Path) -> None:

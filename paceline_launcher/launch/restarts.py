@@ -7,12 +7,13 @@
   a limit that is short if it was killed from outside.
 - A process that keeps failing right after its start, or too often in the window, ends the run. An
   engine that dies while it generates gets twice the attempts: the prompt that kills it is dropped.
+- A process that met what can pass is started again however often.
 """
 
 import signal
 from collections import defaultdict, deque
 
-from paceline.process.lifetime import ENGINE_LOST
+from paceline.process.lifetime import ENGINE_LOST, TRY_AGAIN
 
 WINDOW_S = 600.0
 FIRST_DELAY_S = 0.5
@@ -50,18 +51,19 @@ class RestartPolicy:
         if exit_code == BAD_INPUT and name not in self._stood:
             raise GiveUp("was given bad input")
         self._stood.add(name)
+        passes = exit_code == TRY_AGAIN
         ends = self._ends[name]
         ends.append(now)
         while ends[0] < now - WINDOW_S:
             ends.popleft()
-        if len(ends) > self._max_restarts and not spare:
+        if len(ends) > self._max_restarts and not (spare or passes):
             raise GiveUp(
                 f"ended {len(ends)} times within ten minutes (fleet.max_restarts = "
                 f"{self._max_restarts})"
             )
         self._quick[name] = self._quick[name] + 1 if lived_s < CALM_S else 1
         # A signal is no sign of a faulty set-up; repeated failures of its own are.
-        failed = exit_code > 0 and lived_s < CALM_S
+        failed = exit_code > 0 and lived_s < CALM_S and not passes
         self._failed[name] = self._failed[name] + 1 if failed else 0
         limit = 2 * QUICK_FAILURES if exit_code == ENGINE_LOST else QUICK_FAILURES
         if self._failed[name] >= limit and not spare:

@@ -23,7 +23,7 @@ from typing import Any
 
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
-from paceline.errors import BadInput, UserError
+from paceline.errors import BadInput, UserError, in_words
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.projection import Projection
 from paceline.process.files import replace_file
@@ -38,7 +38,7 @@ from paceline_launcher.launch.ending import close_books, exit_status
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from paceline_launcher.launch.node_workers import NodeWorkers
-from paceline_launcher.launch.passing import Passing, in_words
+from paceline_launcher.launch.passing import Passing
 from paceline_launcher.launch.run_dir import end_processes
 from paceline_launcher.launch.watch import Interrupts, RunWatch
 from paceline_launcher.live_view import Console

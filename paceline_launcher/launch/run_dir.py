@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.errors import BadInput
+from paceline.errors import BadInput, in_words
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.process.files import new_private_directory
-from paceline_launcher.launch.passing import in_words
 
 OWN_ENTRIES = (
     *("redis", "controllers", "logs", "checkpoints", "export", "samples", "stacks"),
@@ -23,7 +22,8 @@ OWN_ENTRIES = (
     *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml", "alerts.json"),
 )
 """Entries that a run makes in its directory; nothing else in there is ever removed."""
-PATIENCE_S = 10.0
+STAGES = (signal.SIGTERM, 4.0), (signal.SIGTERM, 6.0), (signal.SIGKILL, 0.0)
+"""Signals, and the seconds after each in which a process may end by itself."""
 POLL_S = 0.05
 
 
@@ -92,12 +92,12 @@ def end_leftovers(run_dir: Path) -> list[ProcessId]:
 
 
 def end_processes(left: Sequence[ProcessId]) -> None:
-    """SIGTERM, then SIGKILL for those of ``left`` that need longer than PATIENCE_S."""
-    _signal(left, signal.SIGTERM)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(process.alive() for process in left) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    _signal(left, signal.SIGKILL)
+    """SIGTERM, once more for those of ``left`` that wait for others of them, then SIGKILL."""
+    for number, patience_s in STAGES:
+        _signal(left, number)
+        deadline = time.monotonic() + patience_s
+        while any(process.alive() for process in left) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
 
 def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:

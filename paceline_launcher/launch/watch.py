@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import can_pass, in_words
 from paceline.observe.event_history import text_of
 from paceline.observe.file_tail import FileTail
 from paceline.observe.run_watcher import leader_status
@@ -21,7 +22,6 @@ from paceline.rpc.auth import dashboard_link
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.fleet import Fleet
-from paceline_launcher.launch.passing import can_pass, in_words
 from paceline_launcher.live_view import Console
 
 POLL_S = 0.5

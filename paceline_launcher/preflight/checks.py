@@ -12,7 +12,7 @@ from enum import Flag, auto
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline_launcher.launch.passing import in_words
+from paceline.errors import in_words
 from paceline_launcher.preflight import data, machine, models, network, user_code
 from paceline_launcher.preflight.earlier_run import config_warnings, earlier_run
 from paceline_launcher.preflight.findings import Finding, Findings, Start, fail, skip

@@ -188,7 +188,8 @@ class FleetConfig(Section):
     suspect_grace_s: Seconds = 1.0
     """Seconds to reconnect for a worker whose session breaks while a peer's collective fails."""
     drain_s: Seconds = 30.0
-    """Seconds that a draining rollout worker has to finish its tasks before it returns the rest."""
+    """Seconds that a draining rollout worker has to finish its tasks before it returns the rest,
+    and any process that got SIGTERM to leave in order."""
     finish_s: Seconds = 60.0
     """Seconds that workers have to end after the last step, with the final checkpoint."""
     stop_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0

@@ -287,13 +287,32 @@ def test_the_last_replica_resumes_from_its_checkpoint_with_the_same_result(
         assert torch.equal(weights[name], tensor), name
 
 
-def test_a_draining_replica_leaves_between_steps_and_exits_0(start_fleet, undisturbed):
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_a_draining_replica_leaves_between_steps_and_exits_0(start_fleet, undisturbed, by_signal):
     fleet, controller = start_fleet(2)
     controller.pause_after = 1
     fleet.start("policy-0", "policy-1")
     controller.wait(lambda: controller.step == 1)
-    controller.drain("policy-1")
+    if by_signal:
+        os.kill(fleet.pid("policy-1"), signal.SIGTERM)
+    else:
+        controller.drain("policy-1")
     fleet.finish("policy-1")
+    assert not controller.deaths
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
+    weights = fleet.finish("policy-0")
+    same_step(weights[0], undisturbed[-1])
+
+
+def test_the_only_replica_leaves_its_state_on_disk_for_its_successor(start_fleet, undisturbed):
+    fleet, controller = start_fleet(1)
+    controller.pause_after = 1
+    fleet.start("policy-0")
+    controller.wait(lambda: controller.step == 1)
+    os.kill(fleet.pid("policy-0"), signal.SIGTERM)
+    fleet.finish("policy-0")
+    assert controller.written == [1] and not controller.deaths
+    controller.change(lambda: setattr(controller, "pause_after", STEPS))
+    fleet.start("policy-0")
     weights = fleet.finish("policy-0")
     same_step(weights[0], undisturbed[-1])

@@ -1,8 +1,11 @@
 """Delays with which a process that ended is started again, and when the run is given up."""
 
+import errno
+
 import pytest
 
-from paceline.process.lifetime import ENGINE_LOST
+from paceline.errors import BadInput
+from paceline.process.lifetime import ENGINE_LOST, exit_status
 from paceline_launcher.launch.restarts import (
     LAST_DELAY_KILLED_S,
     LAST_DELAY_S,
@@ -79,3 +82,28 @@ def test_too_many_restarts_in_the_window_end_the_run() -> None:
     with pytest.raises(GiveUp, match="4 times"):
         decided.delay_s("policy-0", -9, lived_s=100.0, now=30.0)
     assert len(delays_of(-9, 9, lived_s=100.0, every_s=400.0, decided=RestartPolicy(3))) == 9
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    "met",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EMFILE, "Too many open files"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=repr,
+)
+def test_what_can_pass_ends_no_run_however_often_a_process_meets_it(
+    met: Exception, wrapped: bool
+) -> None:
+    def main() -> int:
+        try:
+            raise met
+        except Exception:
+            if wrapped:
+                raise BadInput("model.path cannot be loaded") from None
+            raise
+
+    assert delays_of(exit_status(main, "worker"), 99, decided=RestartPolicy(3))[-1] == LAST_DELAY_S
