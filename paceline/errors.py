@@ -61,7 +61,7 @@ def can_pass(error: BaseException) -> bool:
 
 
 def _number(error: BaseException | None) -> int:
-    """Of what can pass in the chain of causes; 0 for nothing."""
+    """Number of the first error in the chain of causes that can pass; 0 for none."""
     if error is None:
         return 0
     if isinstance(error, MemoryError):
