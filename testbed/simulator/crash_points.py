@@ -16,6 +16,7 @@ from paceline.dataset.data_order import DataSource, shares
 from paceline.v1 import admin_pb2
 from testbed.simulator.cluster import Shape
 from testbed.simulator.faults import with_slow_groups
+from testbed.simulator.turn_faults import Doom, arm
 from testbed.simulator.world import World
 
 LATEST_S = 40.0
@@ -148,6 +149,16 @@ def run_crash_points(seed: int, *, trace: bool = False, sources: bool = False) -
     world.timeline.after(rng.uniform(1.0, 8.0), _change_settings, world)
     if rng.random() < 0.25:
         world.extend_to = world.shape.spec.steps + 2
+    world.run(quiet_after=LATEST_S)
+    return world
+
+
+def run_turn_point(doom: Doom, seed: int) -> World:
+    """A run whose workers take turns, struck once at a moment of a turn. Raises Violation."""
+    rng = random.Random(f"{seed} {doom}")
+    shape = draw_shape(rng)
+    world = World(seed, replace(shape, seats=2, policy=rng.choice([1, 2])))
+    arm(world, [doom], LATEST_S, rng)
     world.run(quiet_after=LATEST_S)
     return world
 

@@ -10,6 +10,7 @@ from paceline.v1 import admin_pb2
 from testbed.simulator.cluster import Shape
 from testbed.simulator.lies import Liar
 from testbed.simulator.policy import SimulatedPolicyWorker
+from testbed.simulator.turn_faults import plan_turns, with_turns
 from testbed.simulator.virtual_time import Process
 from testbed.simulator.worker import SimulatedWorker
 from testbed.simulator.world import World
@@ -64,15 +65,6 @@ def draw_shape(rng: random.Random) -> Shape:
         spec = replace(spec, bounds={"rollout_spares": 1})
     shape = replace(shape, spec=with_eval_sets(spec))
     return _with_relays(_with_untrainable_groups(with_slow_groups(shape)))
-
-
-def with_turns(shape: Shape, share: float) -> Shape:
-    """This share of the runs has workers that take turns at devices, all or some of them."""
-    rng = random.Random(shape.spec.seed + 4)
-    if rng.random() >= share:
-        return shape
-    spec = replace(shape.spec, bounds={})
-    return replace(shape, spec=spec, seats=rng.choice([1, shape.policy, 3, 5]))
 
 
 def _with_relays(shape: Shape) -> Shape:
@@ -133,50 +125,6 @@ def plan_faults(world: World, until: float) -> None:
     for _ in range(count):
         strike = rng.choice(_FAULTS)
         world.timeline.after(rng.uniform(0.5, until), strike, world)
-
-
-def plan_turns(world: World, until: float) -> None:
-    """Draws what strikes at a moment of a park or an unpark, and lies about seats."""
-    rng = random.Random(f"turns {world.shape.spec.seed}")
-    dooms = [_doom(rng) for _ in range(rng.choice([0, 1, 2, 4]))]
-
-    def turning(worker: Process, act: str, moment: str) -> bool:
-        if world.timeline.now > until or rng.random() < 0.3:
-            return False
-        for doom in dooms:
-            if doom[1:] == (worker.name.partition("-")[0], act, moment):
-                dooms.remove(doom)
-                world.oracle.counts[f"{doom[0]} struck in a turn"] += 1
-                if doom[0] == "leader":
-                    _kill_leader(world)
-                elif doom[0] == "partner":
-                    others = [w for w in _workers(world) if w is not worker and w.seat]
-                    world.crash(rng.choice(others)) if others else None
-                return doom[0] == "worker"
-        return False
-
-    world.turning = turning
-    for _ in range(rng.choice([0, 5, 20])):
-        world.timeline.after(rng.uniform(0.5, until), _lie_about_a_seat, world, rng)
-
-
-def _doom(rng: random.Random) -> tuple[str, str, str, str]:
-    """Whom it strikes, and at which moment of whose park or unpark."""
-    moment = rng.choice(["before", "in", "after"])
-    whom = rng.choice(["worker", "worker", "partner", "leader"])
-    return whom, rng.choice(["policy", "rollout"]), rng.choice(["park", "unpark"]), moment
-
-
-def _lie_about_a_seat(world: World, rng: random.Random) -> None:
-    """Under its own name, of another's grant, of one that is over or of one that never was. That it
-    has parked under its present grant nobody could know better."""
-    seats = list(world.oracle.ledger.state.fleet.seats.by_name.values())
-    liars = [w for w in _workers(world) if w.seat and w.incarnation]
-    if seats and liars:
-        liar, grant = rng.choice(liars), rng.choice(seats).grant + rng.choice([-1, 0, 2000])
-        if grant > 0 and grant != liar.directive.seat.grant:
-            liar.says((grant, rng.random() < 0.7))
-            world.oracle.counts["lies about seats"] += 1
 
 
 def _workers(world: World, prefix: str = "") -> list[SimulatedWorker]:

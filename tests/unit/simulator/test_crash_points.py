@@ -9,8 +9,9 @@ from controller.ledger.decisions import leases
 from controller.ledger.state.curriculum import Curriculum
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
-from testbed.simulator.crash_points import ROLES, run_crash_points
+from testbed.simulator.crash_points import ROLES, run_crash_points, run_turn_point
 from testbed.simulator.oracle import Violation
+from testbed.simulator.turn_faults import DOOMS
 
 CHUNKS = 4
 RUNS = 200
@@ -51,6 +52,16 @@ def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(
     assert counts["masked"] > 0 and counts["evaluated"] > 0
     # Beside the points: settings change in every run, and some finished runs go on.
     assert counts["settings changed"] > RUNS // CHUNKS // 2 and counts["extended"] > 0
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("whom", ["worker", "partner", "leader", "tail"])
+def test_no_row_is_skipped_or_trained_twice_at_any_moment_of_a_park_or_an_unpark(whom: str) -> None:
+    """Of either holder: before, in and after it."""
+    counts: Counter[str] = Counter()
+    for doom in (doom for doom in DOOMS if doom.whom == whom):
+        counts += run_turn_point(doom, 0).oracle.counts
+    assert counts[f"struck in a turn: {whom}"] == 12
 
 
 @pytest.mark.parametrize("seed", [237, 269])

@@ -54,6 +54,16 @@ def test_every_promise_holds_under_random_faults(
         check_seed(seed)
 
 
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("first", range(6_000_000, 6_000_040, 10))
+def test_every_promise_holds_if_workers_take_turns(first: int) -> None:
+    """They park slowly, die at any moment of a turn, and lie about their seats."""
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + 10):
+        counts += run_schedule(seed, turns=1.0).oracle.counts
+    assert counts["unparked"] > 50 and counts["lies about seats"] > 10
+
+
 @pytest.mark.parametrize("seed", range(5_000_000, 5_000_020))
 def test_every_promise_holds_if_wall_clocks_jump_among_other_faults(seed: int) -> None:
     """Leases, liveness and waits are measured by monotonic clocks."""
@@ -127,11 +137,13 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
         ev.OriginsDiffer("r1", "r0", ("rollout.environment",)),
+        ev.SeatAsked("h/0", "why", 2.5),
         ev.ProcessFault("e", "redis", "h0", 7, FaultCause.OUT_OF_MEMORY, "by the kernel", 2.5),
     ]
     # Their settings change, and they are extended.
     for seed in (10, 13):
         events.extend(e for entry in run_crash_points(seed).redis.entries for e in entry.events)
+    events.extend(e for entry in run_schedule(0, turns=1.0).redis.entries for e in entry.events)
     passing_over = run_crash_points(0, sources=True)
     events.extend(e for entry in passing_over.redis.entries for e in entry.events)
     # The first five have rare events; the others are for the case that they no longer do.

@@ -10,8 +10,10 @@ from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger import invariants
 from controller.ledger.decisions import commands, leases, membership, steps
-from controller.ledger.decisions.commands import command
+from controller.ledger.decisions.commands import command, of_worker
 from controller.ledger.enums import VoteOutcome
+from controller.ledger.state.fleet import Fleet, Worker
+from controller.ledger.state.seats import Seats
 from controller.ledger.state.tasks import Task
 from controller.ledger.state.versions import Versions
 from controller.ledger.step_metrics import step_metrics
@@ -103,6 +105,26 @@ def replies_before_they_are_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupCommit, "durable", at_once)
 
 
+def no_seat_is_needed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fleet, "seated", lambda fleet, worker: True)
+
+
+def no_seat_is_freed_by_a_death(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Seats, "leave", lambda seats, name, holder, others, t: None)
+
+
+def any_report_returns_a_seat(patch: pytest.MonkeyPatch) -> None:
+    @of_worker
+    def report_seat(d: Any, now: float, worker: Worker, grant: int, parked: bool) -> None:
+        seat = d.state.fleet.seats.by_name.get(worker.seat)
+        if seat is not None and seat.holder is not None and parked:
+            d.emit(ev.SeatReturned(seat.name, *worker.who, grant, now))
+            d.settle_fleet(now)
+
+    patch.setattr(cmd, "report_seat", report_seat)
+
+
+OF_SEATS = (no_seat_is_needed, no_seat_is_freed_by_a_death, any_report_returns_a_seat)
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_owner_check,
     no_incarnation_fence,
@@ -114,6 +136,7 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     every_death_charged_to_all_that_were_held,
     no_spare_is_put_to_work,
     replies_before_they_are_durable,
+    *OF_SEATS,
 )
 
 
@@ -135,7 +158,8 @@ def test_schedules_fail_without(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    assert first_failure(KNOWN.get(mutant, SEEDS[0])) is not None
+    turns = float(mutant in OF_SEATS)
+    assert first_failure(KNOWN.get(mutant, SEEDS[0]), turns=turns) is not None
 
 
 @pytest.mark.timeout(0)
