@@ -217,14 +217,18 @@ def _eager_attention(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _visible_head(model: Any, head: str) -> Iterator[None]:
-    """Inside, a scalar head has weights: a new one has zeros, which show nothing."""
+    """Inside, a scalar head has weights: a new one has zeros, which show nothing. It computes in
+    float32 in the model's own forward, too."""
     if head != "scalar":
         yield
         return
-    weight = local_tensor(getattr(model, HEAD).weight.data)
+    layer = getattr(model, HEAD)
+    weight = local_tensor(layer.weight.data)
     before = weight.clone()
     weight.copy_(torch.arange(weight.numel()).sin().view_as(weight))
+    wide = layer.register_forward_pre_hook(lambda _, given: (given[0].float(),))
     try:
         yield
     finally:
+        wide.remove()
         weight.copy_(before)

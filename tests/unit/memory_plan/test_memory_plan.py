@@ -158,6 +158,17 @@ def test_ranks_gather_in_bfloat16_and_one_alone_has_copies():
     assert whole["gathered blocks"] - sharded["gathered blocks"] == 2 * weights
 
 
+def test_adapters_alone_have_gradients_and_moments_and_their_base_is_the_reference():
+    shape = shape_of(random_config("qwen3"), "bfloat16")
+    adapters = replace(shape, adapters=1000)
+    half, kl = {"dtype": "bfloat16"}, {"kl_coef": 0.1}
+    whole, few = (memory_plan(settings(model=half, train=kl), found) for found in (shape, adapters))
+    assert "reference" in whole[0].gpu and "reference" not in few[0].gpu
+    assert few[0].gpu["frozen base"] == 2 * shape.parameters
+    assert few[0].gpu["optimizer moments"] == 2 * few[0].gpu["weights"] == 8000
+    assert few[1].host["received weights"] < 0.1 * whole[1].host["received weights"]
+
+
 def test_weights_that_stay_gathered_are_counted_once_and_have_a_remedy():
     shape = shape_of(random_config("qwen3"), "float32")
     fleet = {"policy_ranks": 4}

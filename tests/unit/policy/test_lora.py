@@ -24,6 +24,7 @@ from paceline.lora import (
     without_adapters,
     write_peft,
 )
+from paceline.model_shape import blocks_of
 from paceline_launcher.preflight.models import model_problems
 from policy_worker.model.heads import score
 from policy_worker.ranks.state_transfer import state_tensors
@@ -88,19 +89,36 @@ def test_packed_rows_have_log_probs_and_gradients_of_the_merged_model(family: st
             torch.testing.assert_close((a.grad, b.grad), wanted, atol=1e-6, rtol=1e-4)
 
 
-def test_bfloat16_has_a_base_of_two_bytes_and_masters_of_four(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path / "m", hidden=32)
+OBJECTIVES: dict[str, tuple[int, dict[str, Any]]] = {
+    "grpo": (3, {}),
+    "ppo": (3, {}),
+    "reward_model": (2, {"data": {"path": "d", "chosen_field": "c", "rejected_field": "r"}}),
+    "sft": (1, {"data": {"path": "d", "completion_field": "c"}}),
+}
+"""Completions of a group, and sections of recorded data."""
+
+
+@pytest.mark.parametrize("algorithm", OBJECTIVES)
+def test_the_base_takes_two_bytes_and_adapters_and_heads_train_in_four(
+    model: Path, algorithm: str
+) -> None:
+    size, sections = OBJECTIVES[algorithm]
+    rollout = {"group_size": size, "source": "recorded" if sections else "engine"}
     section = {"dtype": "bfloat16", **lora()}
-    trainer = Trainer(make_config(model=path, model_section=section, train={"kl_coef": 0.1}), CPU)
+    given = {"rollout": rollout, "train": {"algorithm": algorithm}, "model_section": section}
+    trainer = Trainer(make_config(model=model, **given, **sections), CPU)
     state = trainer.state
-    base = {tensor.dtype for _, tensor in state.frozen_base()}
-    assert base == {torch.bfloat16}
-    assert {tensor.dtype for _, tensor in state.named_weights()} == {torch.float32}
     form_alone(trainer)
     trainer.restore("", 0, 0)
-    stats = train(trainer, GROUPS, 1)
-    assert stats.mean("grad_norm") > 0
-    assert all(tensor.isfinite().all() for _, tensor in state.named_weights())
+    assert {tensor.dtype for _, tensor in state.frozen_base()} == {torch.bfloat16}
+    assert {tensor.dtype for _, tensor in state.named_weights()} == {torch.float32}
+    before, base = all_bits(state), {n: t.clone() for n, t in state.frozen_base()}
+    groups = random_groups(6, group_size=size, seed=4, vocab=15)
+    for step in (1, 2, 3):  # a new head is zero, and so is the second matrix: the first comes last
+        assert train(trainer, groups, step).mean("grad_norm") > 0
+    assert_same_bits(dict(state.frozen_base()), base)
+    still = [n for n, t in all_bits(state).items() if torch.equal(t, before[n])]
+    assert not [name for name in still if name.startswith("weight ")]
 
 
 @pytest.fixture(scope="module")
@@ -138,15 +156,20 @@ def test_the_reference_is_the_base_without_a_second_model(model: Path, algorithm
     assert_same_bits(all_bits(ours.state), all_bits(theirs.state))
 
 
-def test_with_adapters_off_the_model_is_its_base() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_with_adapters_off_the_model_is_its_base(compiled: bool) -> None:
     model, base = adapted(), tiny_network("qwen3")
+    for block in [*blocks_of(model), *blocks_of(base)] if compiled else ():
+        block.compile(dynamic=True, backend="eager")
     batch = decode(GROUPS)
     micro = pack(batch, np.arange(len(batch.length)), CPU)
     with torch.no_grad():
         wanted = score(base, micro, 1.0).logprobs
         with without_adapters(model):
             assert torch.equal(score(model, micro, 1.0).logprobs, wanted)
-        assert not torch.allclose(score(model, micro, 1.0).logprobs, wanted)
+        ours, dense = (score(m, micro, 1.0).logprobs for m in (model, merged(model, "qwen3")))
+        torch.testing.assert_close(ours, dense, atol=1e-6, rtol=1e-6)
+        assert not torch.allclose(ours, wanted)
 
 
 def test_the_state_is_the_adapters_alone_and_resumes_bit_for_bit(
