@@ -55,16 +55,18 @@ def run_fleet(
     warm_up: int,
     config: Path = DEMO / "digit_sort.toml",
     timeout_s: float = 900.0,
+    fresh: bool = True,
 ) -> Fleet:
     """Runs the demo's config with ``overrides`` in runs/bench/``name``: dotted names or tables.
 
     The fleet has one controller, one policy replica and one rollout worker if no override says
-    otherwise. Raises RuntimeError, with the end of its output, if the run fails.
+    otherwise. Without ``fresh`` it continues the run that is there. Raises RuntimeError, with the
+    end of its output, if the run fails.
     """
     run_dir = SCRATCH / name
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [str(Path(sysconfig.get_path("scripts")) / "paceline"), "up", str(config)]
-    command += ["--run-dir", str(run_dir), "--fresh"]
+    command += ["--run-dir", str(run_dir), *(["--fresh"] if fresh else [])]
     settings = {"run.name": name.replace("/", "-"), **ONE_OF_EACH, **dotted(overrides)}
     for key, value in settings.items():
         command += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import (
+    AuxRequest,
     BlockMask,
     create_block_mask,
     create_mask,
@@ -65,8 +66,8 @@ VARLEN, BLOCKS, FLEX = "paceline_varlen", "paceline_packed", "paceline_flex"
 """Names of the implementations of attention."""
 SMALLEST_HEAD = 16
 """Dimensions of a head that the kernel of flex attention takes."""
-UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments of some models (Gemma 2, gpt-oss, T5) that must not be ignored in silence."""
+UNSUPPORTED = ("softcap", "position_bias")
+"""Arguments of some models (Gemma 2, T5) that must not be ignored in silence."""
 
 
 def register() -> None:
@@ -97,17 +98,18 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     packing: Packing | None = None,
+    s_aux: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]. With ``packing``, B is 1
-    and T is the row. Without, an ordinary causal batch. Raises NotImplementedError for what would
-    change the scores and is not done here."""
+    and T is the row. Without, an ordinary causal batch. ``s_aux``: sinks [H]. Raises
+    NotImplementedError for what would change the scores and is not done here."""
     refuse_unsupported(extra)
     if packing is None:
         mask = attention_mask
         if mask is None:
             mask = _window_mask(query.shape[2], sliding_window, query.device)
-        return _sdpa(query, key, value, mask, scaling).transpose(1, 2), None
+        return _sdpa(query, key, value, mask, scaling, s_aux).transpose(1, 2), None
     # Rows of [T, H, D] and [T, Hkv, D]: these transposes undo the model's own, so they are views
     # of what its projections wrote.
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]
@@ -120,7 +122,7 @@ def packed_attention(
             for row in rows
         )
         mask = _window_mask(block.length, sliding_window, q.device)
-        out = _sdpa(q, k, v, mask, scaling).transpose(1, 2)
+        out = _sdpa(q, k, v, mask, scaling, s_aux).transpose(1, 2)
         outputs.append(out.reshape(block.sequences * block.length, *out.shape[2:]))
     flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return flat.index_select(0, collapse).unsqueeze(0), None
@@ -140,9 +142,10 @@ def packed_varlen_attention(
 ) -> tuple[Tensor, None]:
     """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]; arguments and errors of
     packed_attention(), which computes what the kernel for sequences of any lengths does not: on a
-    CPU, in float32, without a row, and with a window that a sequence reaches."""
+    CPU, in float32, without a row, with sinks, and with a window that a sequence reaches."""
     reached = packing is None or (sliding_window or packing.longest) < packing.longest
-    kernel = None if reached else flash_kernel(query, value)
+    other = reached or extra.get("s_aux") is not None
+    kernel = None if other else flash_kernel(query, value)
     if packing is None or kernel is None:
         given = {"scaling": scaling, "sliding_window": sliding_window, "packing": packing, **extra}
         return packed_attention(module, query, key, value, attention_mask, **given)
@@ -159,7 +162,25 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
             raise NotImplementedError(f"packed attention does not implement {name!r}")
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """``mask``: bool [L, L]; None for plain causality. ``sinks`` [H]: score of one more key of each
+    head, whose value is zero: it takes its share of the attention (gpt-oss)."""
+    if sinks is not None:
+        length = q.shape[2]
+        k, v = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        if mask is None:
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        seen = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
+        seen = seen.masked_fill(~mask, -torch.inf).expand(q.shape[1], -1, -1)
+        last = sinks.to(q.dtype)[:, None, None].expand(-1, length, 1)
+        mask = torch.cat([seen, last], -1)
     causal, grouped = mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
@@ -185,6 +206,7 @@ def packed_flex_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     packing: Packing | None = None,
+    s_aux: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]; arguments and errors of
@@ -193,15 +215,19 @@ def packed_flex_attention(
     rows."""
     if packing is None or (query.is_cuda and query.shape[-1] < SMALLEST_HEAD):
         given = {"scaling": scaling, "sliding_window": sliding_window, "packing": packing, **extra}
-        return packed_attention(module, query, key, value, attention_mask, **given)
+        return packed_attention(module, query, key, value, attention_mask, s_aux=s_aux, **given)
     refuse_unsupported(extra)
     mask = row_mask(packing, sliding_window)
-    given = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
-    if isinstance(mask, BlockMask):
-        out = _kernels(query.device.type)[0](query, key, value, block_mask=mask, **given)
-    else:
-        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, **given)
-    return out.transpose(1, 2), None
+    if not isinstance(mask, BlockMask):
+        dense = mask[0, 0]
+        return _sdpa(query, key, value, dense, scaling, s_aux).transpose(1, 2), None
+    given = {"block_mask": mask, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+    attend = _kernels(query.device.type)[0]
+    if s_aux is None:
+        return attend(query, key, value, **given).transpose(1, 2), None
+    out, aux = attend(query, key, value, return_aux=AuxRequest(lse=True), **given)
+    share = torch.sigmoid(aux.lse - s_aux[:, None].to(aux.lse.dtype))
+    return (out * share.unsqueeze(-1).to(out.dtype)).transpose(1, 2), None
 
 
 def row_mask(packing: Packing, window: int | None) -> BlockMask | Tensor:

@@ -44,8 +44,9 @@ from rollout_worker.engine.parameters import ParameterPart, WeightTable, copy_pa
 from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.batch import Ended
-from rollout_worker.engine.transformers.decoder import Decoder, HFDecoder, largest_gap
+from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
+from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -225,7 +226,9 @@ class TransformersEngine(Engine):
         self._weights = {*adapters_of(model).values()} or {*model.parameters()}
         self._base = {*model.parameters()} - self._weights
         self._parked = ParkedMemory(shape.device)
-        cache_tokens = cache_budget(shape.device) // shape.bytes_per_token
+        budget = cache_budget(shape.device)
+        budget -= self._config.rollout.max_sequences * shape.bytes_per_row
+        cache_tokens = budget // shape.bytes_per_token
         if cache_tokens < self.max_context:
             raise EngineError(
                 f"no memory for the cache of one sequence of {self.max_context} tokens: "

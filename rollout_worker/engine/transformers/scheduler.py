@@ -113,7 +113,7 @@ class Scheduler:
             rows = self.batch.join(prefill.rows)
             self._cache.reserve(rows.stop, tokens.shape[1] + 1, used, used_length)
             source = self._to_device(np.array(prefill.sources, dtype=np.int64))
-            self._cache.fill(rows, source, prefilled.keys, prefilled.values)
+            self._cache.fill(rows, source, prefilled)
             ended += self._take_tokens(rows, prefilled.logits.index_select(0, source))
         return ended
 

@@ -1,9 +1,11 @@
 """The fast path and the general path agree with the model, on the architectures they claim."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -20,12 +22,14 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.base import EngineError, Request, SamplingParams
 from rollout_worker.engine.parameters import WeightTable, copy_parts
 from rollout_worker.engine.transformers import fused_decoder
-from rollout_worker.engine.transformers.decoder import HFDecoder, largest_gap
+from rollout_worker.engine.transformers.decoder import largest_gap
 from rollout_worker.engine.transformers.engine import TransformersEngine
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
+from rollout_worker.engine.transformers.hf_decoder import HFDecoder
+from testbed.architectures import ARCHITECTURES, tiny_architecture
 from tests.fixtures.engines import tiny_config
 
 NO_TOKENIZER: Any = SimpleNamespace(decode_all=str, end_tokens=())
@@ -106,6 +110,31 @@ def test_fast_path_equals_the_model_and_follows_new_weights(name: str) -> None:
 def test_general_path_equals_the_model(name: str) -> None:
     model = build({**LEAN, **GENERAL}[name])
     assert largest_gap(HFDecoder(model), model, 40) < 1e-4
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_general_path_equals_the_architectures_that_teams_train(family: str) -> None:
+    model = tiny_architecture(family).requires_grad_(False)
+    assert largest_gap(HFDecoder(model), model, 40) < 1e-5
+
+
+async def test_recurrent_states_follow_their_rows(tmp_path: Path) -> None:
+    """Prompts of several lengths, more than fit, answered as by the model alone."""
+    model = tiny_architecture("falcon_h1")
+    model.save_pretrained(tmp_path)
+    engine = TransformersEngine(tiny_config(tmp_path, slots=3), NO_TOKENIZER)
+    await engine.start()
+    prompts = [list(range(3, 3 + n)) for n in (2, 7, 4, 7, 3)]
+    requests = [
+        Request(f"r{n}", np.array(prompt, np.int32), SamplingParams(5 + n, greedy=True))
+        for n, prompt in enumerate(prompts)
+    ]
+    made = await asyncio.gather(*map(engine.generate, requests))
+    await engine.close()
+    for prompt, (completion,) in zip(prompts, made, strict=True):
+        ids = torch.tensor([[*prompt, *completion.tokens.tolist()]])
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        assert completion.tokens.tolist() == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", GENERAL)

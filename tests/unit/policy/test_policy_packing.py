@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from paceline.model_head import MIB
-from policy_worker.model import row_layout
-from policy_worker.model.heads import score
+from policy_worker.model import attention, row_layout
+from policy_worker.model.heads import make_scorer, score
+from policy_worker.model.policy_model import _prepared
 from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import attended_tokens, pack, plan_rows
-from tests.fixtures.policy_models import make_group, random_groups, tiny_network
+from testbed.architectures import ARCHITECTURES, tiny_architecture
+from tests.fixtures.policy_models import make_config, make_group, random_groups, tiny_network
 
 CPU = torch.device("cpu")
 
@@ -30,10 +32,37 @@ def sequences_of(groups):
             yield prompt, np.frombuffer(completion.tokens, "<i4").tolist()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "qwen3_moe"])
 @pytest.mark.parametrize("limit", [40, 1000])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "qwen3_moe"])
 def test_packed_rows_equal_each_sequence_alone(family, limit):
-    model = tiny_network(family)
+    equal_alone(tiny_network(family), limit)
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_packed_rows_of_what_teams_train_equal_each_sequence_alone(family):
+    """Against the model's own forward, before its recurrent layers are given sequences."""
+    attention.register()
+    model = tiny_architecture(family, attention=attention.BLOCKS)
+    make_scorer(model)
+    _prepared(model, make_config().model, CPU, trainable=True)
+    equal_alone(model, 40)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_sinks_in_flex_attention_equal_the_model_s_own(dense):
+    attention.register()
+    model = tiny_architecture("gpt_oss", attention=attention.FLEX)
+    own = tiny_architecture("gpt_oss", attention="eager")
+    make_scorer(model)
+    groups = random_groups(3, group_size=2, seed=3, shortest=12, longest=20)
+    micro = pack(decode(groups), np.arange(6), CPU)
+    with torch.set_grad_enabled(dense):  # without gradients a CPU has flex attention, too
+        got = score(model, micro, 1.0).logprobs.detach()
+        expected = torch.cat([alone(own, p, c, 1.0)[0] for p, c in sequences_of(groups)])
+    torch.testing.assert_close(got, expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+def equal_alone(model, limit):
     groups = random_groups(5, group_size=3, seed=3)
     batch = decode(groups)
     expected = [alone(model, p, c, 0.7) for p, c in sequences_of(groups)]

@@ -85,7 +85,6 @@ def test_a_scalar_head_is_tried_and_left_as_it_was(trainable):
     ("family", "why"),
     [
         ("gemma2", "softcap"),
-        ("gpt_oss", "s_aux"),
         ("modernbert-decoder", "prediction head"),
         ("nemotron", "does not pass it the row's packing"),
     ],
