@@ -35,6 +35,7 @@ from paceline.process.structured_log import first_line
 from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
+from policy_worker.model import host_weights
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.objectives.load import load_objective
@@ -384,6 +385,8 @@ class Trainer:
             self.checkpointer.let_go()
             if self._publisher is not None:
                 self._publisher.let_go()
+        for model in self.gradients.frozen.values():
+            host_weights.let_go(model)
         self._parked.park(self.gradients.forwards.copies.copy_of.values())
 
     @on_every_rank

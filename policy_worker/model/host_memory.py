@@ -1,4 +1,4 @@
-"""Host memory beside the device: copies of a state, activations, and the weights of frozen models.
+"""Copies that are made beside training: those of a state, and those that row forwards ask for.
 
     training   update ──┬── forward and backward of the next step ──► wait ──► next update
     copies              └──► host memory, page-locked for a GPU ────────┘
@@ -6,24 +6,17 @@
 
 Training waits for the copies of a state alone, and not before its next update. Their memory is
 reserved beforehand: to have 7 GB page-locked takes seconds.
-
-Activations of a row stay in host memory from the forward pass until the backward pass needs them.
-With gradient checkpointing this is the input of each block. What a block computes again in its
-backward pass stays on the device, and so do the weights, which a linear layer saves too.
-
-Weights of a frozen model: each block's are on the device only while it computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Tensor
 
 from paceline.process.compute_device import stream_of_its_own
 
@@ -121,76 +114,34 @@ class HostCopies:
         return [torch.zeros(t.shape, dtype=t.dtype, pin_memory=locked) for t in state]
 
 
-def copy_to_host(tensor: Tensor) -> Tensor:
-    """A contiguous copy in host memory; one from a CUDA device is still under way on return."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor.detach(), non_blocking=True)
+class CopyStream:
+    """Copies beside what a CUDA device computes. On other devices each is complete on return."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-def activations_on_host(tokens: int) -> AbstractContextManager[object]:
-    """Around a forward pass of one row of so many tokens: what it saves of shape [1, tokens,
-    features] goes to host memory. The copies are page-locked if the row is on a GPU. They are the
-    saved values bit for bit."""
+    def reached(self) -> Any:
+        """The place of the computing stream after all that it was given until now."""
+        if self._stream is None:
+            return None
+        return torch.cuda.current_stream(self._device).record_event()
 
-    def pack(saved: Tensor) -> Tensor | tuple[Tensor, torch.device]:
-        if saved.dim() != 3 or saved.shape[:2] != (1, tokens) or not saved.is_floating_point():
-            return saved
-        return copy_to_host(saved), saved.device  # later work of the stream waits for it
+    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor], after: Any) -> Any:
+        """Copies once the computing stream is at ``after``; returns the end of it, for await_()."""
+        if self._stream is None:
+            torch._foreach_copy_(list(targets), list(sources))
+            return None
+        self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
+            return self._stream.record_event()
 
-    def unpack(packed: Tensor | tuple[Tensor, torch.device]) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        copy, device = packed
-        return copy.to(device, non_blocking=True)
+    def await_(self, end: Any) -> None:
+        """Has the computing stream go on after ``end`` alone."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_event(end)
 
-    hooks: AbstractContextManager[object] = saved_tensors_hooks(pack, unpack)
-    return hooks
-
-
-def keep_on_host(model: nn.Module, blocks: Iterable[nn.Module], device: torch.device) -> None:
-    """Keeps the parameters of ``model`` in host memory, and has each forward bring them to
-    ``device``; buffers stay there. ``model``: on the host, without gradients. ``blocks``: modules
-    of it that compute one after the other, none inside another. What is in none of them is on the
-    device for the whole forward."""
-    if device.type == "cuda":
-        for parameter in model.parameters():
-            parameter.data = parameter.data.pin_memory()
-    in_blocks: set[nn.Parameter] = set()
-    for block in blocks:
-        parameters = set(block.parameters())
-        in_blocks |= parameters
-        _bring(block, parameters, device)
-    _bring(model, set(model.parameters()) - in_blocks, device)
-    buffers_to(model, device)
-
-
-def buffers_to(model: nn.Module, device: torch.device) -> None:
-    """Moves the buffers of ``model`` alone."""
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(device)
-
-
-def _bring(module: nn.Module, parameters: set[nn.Parameter], device: torch.device) -> None:
-    places = [
-        (owner, name, stored)
-        for owner in module.modules()
-        for name, stored in owner.named_parameters(recurse=False)
-        if stored in parameters
-    ]
-
-    def to_device(*_: Any) -> None:
-        moved = {
-            stored: nn.Parameter(stored.to(device, non_blocking=True), requires_grad=False)
-            for stored in parameters
-        }
-        for owner, name, stored in places:
-            owner._parameters[name] = moved[stored]  # tied ones stay tied
-
-    def back(*_: Any) -> None:
-        for owner, name, stored in places:
-            owner._parameters[name] = stored
-
-    module.register_forward_pre_hook(to_device)
-    # Also after a forward that failed, for want of memory above all.
-    module.register_forward_hook(back, always_call=True)
+    def host_memory(self, like: Tensor) -> Tensor:
+        """Memory on the host that the device copies from and to by itself."""
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._stream is not None)

@@ -11,6 +11,7 @@ gather their weights in bfloat16 to the same effect (ranks.sharding).
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -41,20 +42,29 @@ class BfloatCopies:
     """Copies that take the place of the float32 parameters of ``models``, except of scalar heads
     and of what the architecture keeps in float32. The frozen weights are bfloat16 already.
     The gradient of a copy is added to its original's when it is complete, and dropped. Buffers
-    stay: rotary frequencies would lose what tells far positions apart."""
+    stay: rotary frequencies would lose what tells far positions apart.
+
+    Raises ValueError for weights that are trained in another type: copies of copies would take the
+    gradients and never see an update."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self.copy_of: dict[nn.Parameter, nn.Parameter] = {}
         self.stale = True
         """The weights may have changed since they were copied."""
+        self._places: list[tuple[nn.Module, str, nn.Parameter]] = []
+        """Where a copy is, and the weight that was there."""
         for model in models:
             kept = set(float32_names(model))
             for path, weight in [*model.named_parameters(remove_duplicate=False)]:
                 place, _, name = path.rpartition(".")
                 module = model.get_submodule(place)
-                if path in kept or weight.dtype == torch.bfloat16:
+                if path in kept or module is getattr(model, HEAD, None):
                     continue
-                if module is not getattr(model, HEAD, None):
+                if weight.requires_grad and weight.dtype != torch.float32:
+                    problem = f"{path} is trained in {weight.dtype}: has it copies already?"
+                    raise ValueError(problem)
+                if weight.dtype != torch.bfloat16:
+                    self._places.append((module, name, weight))
                     module._parameters[name] = self._copy(weight)
 
     def _copy(self, weight: nn.Parameter) -> nn.Parameter:
@@ -70,6 +80,22 @@ class BfloatCopies:
         if self.stale and self.copy_of:
             torch._foreach_copy_([*self.copy_of.values()], [*self.copy_of])
         self.stale = False
+
+    def take_out(self) -> None:
+        """Puts the originals back; the copies are no longer used."""
+        for module, name, weight in self._places:
+            module._parameters[name] = weight
+
+
+@contextmanager
+def in_bfloat16(model: nn.Module) -> Iterator[None]:
+    """Has ``model`` compute inside as one that is trained with copies."""
+    copies = BfloatCopies([model])
+    copies.refresh()
+    try:
+        yield
+    finally:
+        copies.take_out()
 
 
 def _hand_over(weight: nn.Parameter, copy: nn.Parameter) -> None:

@@ -34,8 +34,9 @@ from paceline.model_shape import blocks_of
 from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import event, first_line
 from policy_worker.model.heads import HEAD
-from policy_worker.model.host_memory import buffers_to, keep_on_host
+from policy_worker.model.host_weights import buffers_to, keep_on_host
 from policy_worker.model.policy_model import ModelError, empty_part, load_part
+from policy_worker.model.precision import in_bfloat16
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Part
@@ -145,11 +146,16 @@ def load_sharded(
             f"{longest}: name a model that takes as many, or set rollout.max_context = {limit}"
         )
     model = _load_slices(part, config, replica, device, on_progress, trainable=trainable)
-    # The copies that one rank trains with are made later.
-    half = replica.mesh is not None or not trainable or config.model.lora is not None
-    mixed = half and compute_dtype(config.model, device.type) == "bfloat16"
+    half = compute_dtype(config.model, device.type) == "bfloat16"
+    tried = partial(probe, model, part.head, device, longest=config.longest_sequence)
     try:
-        probe(model, part.head, device, longest=config.longest_sequence, mixed=mixed)
+        if not (half and trainable and replica.mesh is None):
+            tried(mixed=half)
+        else:
+            if config.model.lora is None:
+                tried()  # in float32, where small differences are no rounding
+            with in_bfloat16(model):  # as one rank trains it
+                tried(mixed=True)
     except Unfit as error:
         raise ModelError(f"{field} = {path!r} cannot be trained: {error}") from error
     return model

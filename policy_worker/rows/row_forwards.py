@@ -26,7 +26,7 @@ from paceline.lora import without_adapters
 from paceline.process.compute_device import compute_dtype
 from policy_worker.model.attention import MicroBatch
 from policy_worker.model.heads import score, values
-from policy_worker.model.host_memory import activations_on_host
+from policy_worker.model.host_activations import HostActivations
 from policy_worker.model.policy_model import ModelError
 from policy_worker.model.precision import BfloatCopies
 from policy_worker.model.train_state import TrainState, slices_again
@@ -48,8 +48,10 @@ class RowForwards:
         heads = [p for p in (*self.objective.trains, *self.objective.frozen) if p.head == "scalar"]
         self._at = {part.name: part.at for part in heads}
         self._last_tokens = "token" in self._at.values()
-        device = next(self.state.model.parameters()).device.type
-        mixed = compute_dtype(self.state.config.model, device) == "bfloat16"
+        device = next(self.state.model.parameters()).device
+        mixed = compute_dtype(self.state.config.model, device.type) == "bfloat16"
+        leave = self.state.config.train.memory.offload_activations
+        self._activations = HostActivations(device) if leave else None
         alone = [m for m in self.state.parts.values() if not isinstance(m, FSDPModule)]
         self.copies = BfloatCopies(alone if mixed else [])
         self._routers = self.state.config.train.loss.router_aux_loss_coef > 0
@@ -73,11 +75,10 @@ class RowForwards:
         scalars = {name: float(number) for name, number in self.state.scalars.items()}
         resting = self.objective.resting(scalars)
         tokens = micro.input_ids.shape[1]
-        leaves = self.state.config.train.memory.offload_activations
         self.copies.refresh()
         # Before the others' activations are there.
         reference = self._reference(micro, temperature, chunk)
-        with activations_on_host(tokens) if leaves else nullcontext():
+        with self._activations.of_row(tokens) if self._activations else nullcontext():
             none = torch.zeros(0, device=micro.input_ids.device)
             scores, outputs = TokenScores(none, none, none), {}
             for name, model in parts.items():

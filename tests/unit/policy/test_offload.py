@@ -1,7 +1,10 @@
 """State in host memory: the same numbers, the same checkpoints, and nothing left on the device
 after a pass."""
 
+import weakref
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +14,10 @@ from paceline.model_shape import blocks_of
 from paceline.process import parked_memory
 from paceline.process.parked_memory import ParkedMemory, StillInUse
 from policy_worker.checkpoint.checkpoint import Checkpointer
+from policy_worker.model import host_activations, host_memory, host_weights
 from policy_worker.model.heads import score
-from policy_worker.model.host_memory import keep_on_host
+from policy_worker.model.host_activations import HostActivations
+from policy_worker.model.host_weights import keep_on_host
 from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sharding import load_sharded
 from policy_worker.rows.group_reading import decode
@@ -31,7 +36,7 @@ from tests.fixtures.train_states import (
     tiny_state,
 )
 
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU, META, CUDA = torch.device("cpu"), torch.device("meta"), torch.device("cuda")
 
 
 def trained(config, steps=3):
@@ -216,3 +221,122 @@ def test_a_turn_waits_for_memory_that_is_freed_late_and_takes_all_or_none(monkey
     parked._empty = [(Storage(1), 8)]
     with pytest.raises(StillInUse, match="another process computes there"):
         parked.unpark(limit_s=0.0)
+
+
+class Stream:
+    """A stream's number of pieces of work, and how much of others' it comes after."""
+
+    def __init__(self, name):
+        self.name, self.work, self.after = name, 0, {"computing": 0, "copying": 0}
+
+    def record_event(self):
+        return {**self.after, self.name: self.work}
+
+    def wait_event(self, event):
+        self.after = {name: max(n, event[name]) for name, n in self.after.items()}
+
+
+class Streams:
+    """torch with the streams of a device, whose work is done at once: what comes after what is
+    checked, and what may therefore be overwritten or read."""
+
+    def __init__(self):
+        self.computing, self.copying = Stream("computing"), Stream("copying")
+        self.now, self.said, self.early = self.computing, [], []
+        self.arrived, self.used = {}, {}
+        """Number of the last copy to a memory, and of the last work on it."""
+        self.cuda = SimpleNamespace(
+            Stream=lambda device: self.copying,
+            current_stream=lambda device: self.now,
+            stream=self.on,
+        )
+
+    @contextmanager
+    def on(self, stream):
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+    def empty(self, *shape, dtype, **place):
+        return torch.empty(*shape, dtype=dtype)
+
+    def empty_like(self, tensor, *, device):
+        return torch.empty_like(tensor)
+
+    def _foreach_copy_(self, targets, sources, non_blocking=False):
+        assert self.now is self.copying and non_blocking
+        number = self.copying.work = self.copying.work + 1
+        for target, source in zip(targets, sources, strict=True):
+            for memory in map(memory_of, (target, source)):
+                assert self.copying.after["computing"] >= self.used.get(memory, 0), "in use"
+            self.arrived[memory_of(target)] = number
+            weakref.finalize(source, self.dropped, number)
+        self.said.append("copy")
+        torch._foreach_copy_(targets, sources)
+
+    def dropped(self, number):
+        """Its memory is used again by what computes from now on."""
+        if self.computing.after["copying"] < number:
+            self.early.append(number)
+
+    def compute(self, block, given):
+        number = self.computing.work = self.computing.work + 1
+        for tensor in (*given, *block.parameters()):
+            arrived = self.arrived.get(memory_of(tensor), 0)
+            assert self.computing.after["copying"] >= arrived, "used before its copy was waited for"
+            self.used[memory_of(tensor)] = number
+        self.said.append("compute")
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def memory_of(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    found = Streams()
+    for module in (host_memory, host_activations, host_weights):
+        monkeypatch.setattr(module, "torch", found)
+    monkeypatch.setattr(host_weights, "buffers_to", lambda model, device: None)
+    return found
+
+
+def test_the_weights_of_the_next_block_come_while_one_computes(streams):
+    model = tiny_network("qwen3", layers=4).requires_grad_(False)
+    micro = pack(decode(random_groups(2, group_size=2, seed=3)), torch.arange(4).numpy(), CPU)
+    wanted = score(model, micro, 1.0).logprobs
+    keep_on_host(model, blocks_of(model), CUDA)
+    for block in blocks_of(model):
+        block.register_forward_pre_hook(streams.compute)
+    for _ in range(2):
+        assert torch.equal(score(model, micro, 1.0).logprobs, wanted)
+    # Of the last block of a row the next one is the first of the next row.
+    assert streams.said == ["copy", *["copy", "compute"] * 8]
+    host_weights.let_go(model)
+    assert torch.equal(score(model, micro, 1.0).logprobs, wanted)
+    assert streams.said[17:] == ["copy", *["copy", "compute"] * 4]
+
+
+def test_activations_leave_and_come_back_while_a_block_computes(streams):
+    model = tiny_network("qwen3", layers=6)
+    micro = pack(decode(random_groups(2, group_size=2, seed=3)), torch.arange(4).numpy(), CPU)
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for block in blocks_of(model):
+        block.register_forward_pre_hook(streams.compute)
+    found = []
+    for activations in (None, HostActivations(CUDA)):
+        model.zero_grad()
+        streams.said.clear()
+        with activations.of_row(micro.input_ids.shape[1]) if activations else nullcontext():
+            logprobs = score(model, micro, 1.0).logprobs
+        logprobs.sum().backward()
+        found.append([logprobs.detach(), *(p.grad.clone() for p in model.parameters())])
+    assert all(map(torch.equal, *found))
+    assert not streams.early
+    # The input of a block leaves as it begins; in the backward pass that of the next one comes.
+    assert streams.said[:12] == ["copy", "compute"] * 6
+    assert streams.said[-11:] == [*["copy", "compute"] * 5, "compute"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import dropout
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, make_value_head
@@ -150,3 +151,15 @@ def test_attention_of_its_own_is_the_reason(family, tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="attention of their own"):
         load_model(str(tmp_path), make_config().model, CPU)
+
+
+def test_a_model_that_one_rank_trains_in_bfloat16_is_tried_in_it(tmp_path, monkeypatch):
+    tiny_network("qwen3").save_pretrained(tmp_path)
+    config = make_config(model=tmp_path, model_section={"dtype": "bfloat16"})
+    model = load_sharded(Part("policy"), config, Replica(), CPU, trainable=True)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    forward = Qwen3MLP.forward
+    mixes = lambda layer, x: forward(layer, x) @ torch.eye(x.shape[-1])  # noqa: E731
+    monkeypatch.setattr(Qwen3MLP, "forward", mixes)  # float32 and bfloat16 in one product
+    with pytest.raises(ModelError, match="fails on packed rows"):
+        load_sharded(Part("policy"), config, Replica(), CPU, trainable=True)

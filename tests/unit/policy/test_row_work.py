@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 
 from policy_worker.model import attention, heads
 from policy_worker.model.heads import score
@@ -13,6 +14,7 @@ from policy_worker.model.policy_model import compile_model, load_model
 from policy_worker.model.precision import BfloatCopies
 from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
+from policy_worker.step.gradients import Gradients
 from testbed.dispatches import Counted
 from tests.fixtures.policy_models import make_config, random_groups, tiny_network
 from tests.fixtures.train_states import tiny_config
@@ -209,7 +211,7 @@ def test_two_hundred_rows_compile_a_handful_of_graphs(tmp_path, monkeypatch):
 
 
 def test_a_failure_to_compile_goes_on_without(tmp_path, monkeypatch, caplog):
-    def broken(_graph, _inputs):
+    def broken(*_given):
         raise RuntimeError("no compiler")
 
     compile_with(monkeypatch, heads.inductor)
@@ -227,8 +229,31 @@ def test_a_failure_to_compile_goes_on_without(tmp_path, monkeypatch, caplog):
     assert "no compiler" in caplog.text
 
 
+def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
+    def half_broken(graph, _inputs, is_backward=False, **_settings):
+        if is_backward:
+            graph.graph.erase_node(next(iter(reversed(graph.graph.nodes))))
+            raise RuntimeError("no Triton")
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", half_broken)
+    given = torch.linspace(-1, 1, 7, requires_grad=True)
+    torch.compile(lambda x: x.sin() * x, backend=heads.inductor)(given).sum().backward()
+    torch.testing.assert_close(given.grad, (given.cos() * given + given.sin()).detach())
+    assert "no Triton" in caplog.text
+
+
 def test_what_an_architecture_keeps_in_float32_has_no_copy():
     model = torch.nn.ModuleDict({"gate": torch.nn.Linear(2, 2), "up": torch.nn.Linear(2, 2)})
     model._keep_in_fp32_modules_strict = {"gate"}
     BfloatCopies([model])
     assert [model[name].weight.dtype for name in ("gate", "up")] == [torch.float32, torch.bfloat16]
+
+
+def test_a_state_takes_one_set_of_copies():
+    gradients = make_gradients(make_config(model_section={"dtype": "bfloat16"}))
+    with pytest.raises(ValueError, match="has it copies already"):
+        Gradients(gradients.state, CPU)
+    gradients.forwards.copies.take_out()
+    Gradients(gradients.state, CPU)

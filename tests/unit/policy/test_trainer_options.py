@@ -8,7 +8,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from policy_worker.model import attention
 from policy_worker.model.heads import score
-from policy_worker.model.host_memory import activations_on_host
+from policy_worker.model.host_activations import HostActivations
 from policy_worker.model.policy_model import load_model
 from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
@@ -86,7 +86,7 @@ def test_offloaded_activations_and_gradient_checkpointing_change_no_bit(checkpoi
     if checkpointing:
         model.train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    with activations_on_host(micro.input_ids.shape[1]):
+    with HostActivations(CPU).of_row(micro.input_ids.shape[1]):
         found = measured(model, micro)
     assert torch.equal(found[0], wanted[0])
     assert all(torch.equal(found[1][name], gradient) for name, gradient in wanted[1].items())
@@ -106,7 +106,7 @@ def test_the_inputs_of_blocks_leave_the_device_and_no_weight_does(monkeypatch):
         return made
 
     monkeypatch.setattr(torch, "empty", recorded)
-    with activations_on_host(tokens):
+    with HostActivations(CPU).of_row(tokens):
         score(model, micro, 1.0)
     hidden, layers = model.config.hidden_size, model.config.num_hidden_layers
     assert moved.count((1, tokens, hidden)) >= layers
