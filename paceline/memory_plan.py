@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from paceline.config.model_files import positions
 from paceline.config.schema import Config
+from paceline.config.sections.training import ROW_TOKENS
 from paceline.errors import BadInput
 from paceline.model_head import tokens_per_chunk
 from paceline.model_shape import ModelShape, trainer_dtype
@@ -32,6 +33,15 @@ STAGED = 0.8
 """Fraction of an engine's free GPU memory that weights which are staged may take."""
 PARKED = 1 << 30
 """Bytes that a process without its turn keeps on a GPU: CUDA's context, kernels and libraries."""
+SETTLED = 0.8
+"""Fraction of a GPU that rows may fill whose size is not given. Plans of long rows were not
+measured on a GPU."""
+ROWS = (32_768, 16_384, ROW_TOKENS, 4096, 2048, 1024)
+"""Tokens of a row to choose from."""
+SHARES_GPU = "PACELINE_SHARES_GPU"
+"""Environment variable of a worker whose GPU other workers of the fleet compute on, too."""
+IN_FLIGHT = 3
+"""Inputs of blocks that are on the device while they leave for the host, or come back."""
 NCCL = 500 << 20
 """Bytes of a communicator on its GPU: 390 to 500 MiB on an H200, 766 MiB the first of a process."""
 REMEDIES = {
@@ -121,6 +131,34 @@ def host_bytes(config: Config, shape: ModelShape) -> int:
     )
 
 
+def settled(config: Config, shape: ModelShape, gpu: Gpu) -> Config:
+    """``config`` with values in place of "auto" for the size of a row and for recomputation: the
+    longest rows that ``gpu`` has room for without recomputation; if it has none for rows of the
+    default size, the longest with it; if none of these fits, the shortest. No row is shorter than
+    the longest sequence."""
+    memory, again = config.train.memory, config.model.gradient_checkpointing
+    given, longest = memory.tokens_per_microbatch, _longest(config)
+    rows = sorted({max(row, longest) for row in ROWS}, reverse=True) if given == "auto" else [given]
+    choices = [(row, False) for row in rows if row >= min(ROW_TOKENS, rows[0])]
+    choices += [(row, True) for row in rows]
+    if again != "auto":
+        choices = [(row, again) for row in rows]
+    for row, recomputes in choices:
+        chosen = with_rows(config, row, recomputes)
+        policy = memory_plan(chosen, shape)[0]
+        if sum(policy.gpu.values()) + policy.beside <= SETTLED * gpu.bytes:
+            break
+    return chosen
+
+
+def with_rows(config: Config, tokens: int, recomputes: bool) -> Config:
+    """``config`` with rows of so many tokens, and with recomputation or without."""
+    model = config.model.model_copy(update={"gradient_checkpointing": recomputes})
+    memory = config.train.memory.model_copy(update={"tokens_per_microbatch": tokens})
+    train = config.train.model_copy(update={"memory": memory})
+    return config.model_copy(update={"model": model, "train": train})
+
+
 def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
     """Each process that does not fit, and its remedy."""
     for plan in plans:
@@ -136,7 +174,7 @@ def problems(plans: list[ProcessPlan], gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     train, memory, ranks = config.train, config.train.memory, config.fleet.policy_ranks
-    loss, tokens = config.built_in, memory.tokens_per_microbatch
+    loss, tokens = config.built_in, memory.row_tokens
     width = _width(trainer_dtype(config))
     models = 2 if loss is not None and loss.critic else 1
     weights = models * (shape.adapters or shape.parameters)  # That are trained
@@ -152,8 +190,9 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         frozen = width * shape.parameters // ranks
         (host if memory.offload_frozen else gpu)["reference"] = frozen
         if memory.offload_frozen and ranks == 1:
-            block = width * (shape.block_parameters + shape.root_parameters)
-            gpu["block of the reference"] = block
+            # The block that computes, and the next one.
+            blocks = width * (2 * shape.block_parameters + shape.root_parameters)
+            gpu["blocks of the reference"] = blocks
     if ranks == 1 and width == 2:
         gpu["copies of the weights"] = width * weights
     elif ranks > 1:
@@ -168,9 +207,11 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         if memory.gradient_sync == "step":
             gpu["gradients until the last row"] = 4 * weights
     kept = models * tokens * shape.block_saved
-    if config.model.gradient_checkpointing:
+    if config.model.recomputes:
         inputs = models * tokens * shape.block_inputs
         (host if memory.offload_activations else gpu)["inputs of blocks"] = inputs
+        if memory.offload_activations:
+            gpu["inputs on their way"] = IN_FLIGHT * inputs // (models * shape.layers)
         gpu["activations of a block"] = kept
     else:
         gpu["activations"] = kept * shape.layers
@@ -219,10 +260,9 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     """One rank of an engine, with a cache for one sequence of full length."""
     rollout, devices, width = config.rollout, config.rollout.tensor_parallel, _engine_width(config)
     weights, published = width * shape.parameters, width * (shape.adapters or shape.parameters)
-    context = min(config.longest_sequence, positions(config.model.path) or config.longest_sequence)
     gpu = {
         "engine weights": (weights + width * shape.adapters) // devices,
-        "KV cache of one sequence": width * shape.kv_elements * context // devices,
+        "KV cache of one sequence": width * shape.kv_elements * _longest(config) // devices,
     }
     if not config.weights_through_host:
         gpu["communicators"] = NCCL * config.fleet.policy_ranks
@@ -233,6 +273,11 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     if rollout.engine == "vllm":
         host["weights that ranks share"] = published
     return ProcessPlan("rollout worker", gpu, host)
+
+
+def _longest(config: Config) -> int:
+    """Tokens of the longest sequence that the model takes."""
+    return min(config.longest_sequence, positions(config.model.path) or config.longest_sequence)
 
 
 def engine_share(weights: int, version: int, gpu: int) -> float:

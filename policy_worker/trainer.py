@@ -47,6 +47,7 @@ from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_again, load_sharded, load_sharded_state, local_weights
 from policy_worker.ranks.state_transfer import receive_state, send_state
 from policy_worker.rows.group_reading import AcceptedGroup
+from policy_worker.rows.packing import settle_rows
 from policy_worker.rows.payload_reader import PayloadReader, StorePlace
 from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_shards import Fetch, RowShard
@@ -97,6 +98,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         """Loads the objective's parts. Raises ModelError and ObjectiveError."""
+        self.config = settle_rows(self.config, self.replica, self.device)
         self.state: TrainState = load_sharded_state(self.config, self.replica, self.device)
         policy = self.state.parts.get(POLICY)
         frozen = {

@@ -281,9 +281,9 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
         "{c.samples_per_step} samples (train.groups_per_step x rollout.group_size)",
     ),
     Rule(
-        lambda c: c.train.memory.offload_activations and not c.model.gradient_checkpointing,
+        lambda c: c.train.memory.offload_activations and not c.model.recomputes,
         "train.memory.offload_activations moves what gradient checkpointing keeps, and "
-        "model.gradient_checkpointing is false. Set model.gradient_checkpointing = true",
+        "model.gradient_checkpointing is not true. Set model.gradient_checkpointing = true",
     ),
     Rule(
         lambda c: c.model.lora and c.model.lora.path and c.model.initial_checkpoint,

@@ -70,7 +70,15 @@ def memory(config: ConfigArgument, *, gpu: str | None = None, overrides: SetOpti
         gpu NAME: GPU to plan for, such as h100-80g, or its size in GiB, as in 80g. Default: the
             smallest of this machine.
     """
-    from paceline.memory_plan import GIB, RESERVE, found_gpu, memory_plan, named_gpu, problems
+    from paceline.memory_plan import (
+        GIB,
+        RESERVE,
+        found_gpu,
+        memory_plan,
+        named_gpu,
+        problems,
+        settled,
+    )
     from paceline.model_shape import read_shape
     from paceline_launcher.preflight.models import check_model_config
 
@@ -78,8 +86,12 @@ def memory(config: ConfigArgument, *, gpu: str | None = None, overrides: SetOpti
     device = named_gpu(gpu) if gpu is not None else found_gpu()
     check_model_config(resolved.model.path)
     shape = read_shape(resolved)
+    if device is not None:
+        resolved = settled(resolved, shape, device)
     plans = memory_plan(resolved, shape)
     typer.echo(f"{resolved.model.path}: {shape.parameters / 1e9:.2f} B parameters")
+    again = "with" if resolved.model.recomputes else "without"
+    typer.echo(f"rows of {resolved.train.memory.row_tokens} tokens, {again} recomputation")
     for plan in plans:
         for where, parts in (("device", plan.gpu), ("host", plan.host)):
             typer.echo(f"\n{plan.name}, {where}")

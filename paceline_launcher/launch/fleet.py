@@ -19,6 +19,7 @@ import psutil
 
 from paceline.config.schema import Config
 from paceline.errors import can_pass, in_words
+from paceline.memory_plan import SHARES_GPU
 from paceline.observe.fleet_file import FILE, FleetRecord, ProcessId, ProcessRecord
 from paceline.observe.run_watcher import leader_status
 from paceline.providers.base import AT_WORK
@@ -113,7 +114,7 @@ class Fleet:
             if process.name in living:
                 spec = self.specs.worker(process.role, worker_index(process.name))
                 # All GPUs, if an earlier launcher gave it none of its own.
-                specs.append(_seeing(spec, self.workers.take(spec.name, living) or ()))
+                specs.append(self._seeing(spec, self.workers.take(spec.name, living) or ()))
             elif process.state != "ended":
                 self.mark(process, "ended")
         for spec in specs:
@@ -291,7 +292,7 @@ class Fleet:
         if gpus is not None:
             if line:
                 self.note(line)
-            process.start(_seeing(spec, gpus))
+            process.start(self._seeing(spec, gpus))
         elif process.state is not State.NO_GPU:  # it is asked for again and again
             self.note(f"{name} waits for a free GPU: scale down or drain another worker")
             process.move(State.NO_GPU)
@@ -299,6 +300,8 @@ class Fleet:
     def _process(self, spec: ChildSpec) -> FleetProcess:
         return self.processes.setdefault(spec.name, FleetProcess(self, spec.name, spec.role))
 
-
-def _seeing(spec: ChildSpec, gpus: Sequence[str]) -> ChildSpec:
-    return replace(spec, environment={**spec.environment, **shown(gpus)})
+    def _seeing(self, spec: ChildSpec, gpus: Sequence[str]) -> ChildSpec:
+        environment = {**spec.environment, **shown(gpus)}
+        if self.workers.shared:
+            environment[SHARES_GPU] = "1"
+        return replace(spec, environment=environment)

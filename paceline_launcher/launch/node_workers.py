@@ -49,6 +49,11 @@ class NodeWorkers:
             return [worker_name(pool, index) for pool, count in pools for index in range(count)]
         return [*self.placement.on(self.node), *self.ranks(self.placement.names(POLICY))]
 
+    @property
+    def shared(self) -> bool:
+        """True if several workers here may compute on one GPU."""
+        return self.machine.shared if self.machine is not None else not self.gpus
+
     def ranks(self, replicas: Collection[str]) -> list[str]:
         """Names of this node's ranks above 0 of ``replicas``."""
         if self.placement is None:

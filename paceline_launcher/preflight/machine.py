@@ -166,7 +166,7 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
     local = Path(config.model.path).expanduser()
     if config.model.device == "cpu" or not (local / "config.json").is_file():
         return
-    from paceline.memory_plan import found_gpu, host_bytes, memory_plan, problems
+    from paceline.memory_plan import found_gpu, host_bytes, memory_plan, problems, settled
     from paceline.model_shape import read_shape
 
     # Without a driver there is no GPU, and torch, which takes seconds to import, is not asked.
@@ -179,7 +179,7 @@ def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
     except BadInput as error:
         yield skip(str(error))
         return
-    wrong = list(problems(memory_plan(config, shape), gpu))
+    wrong = list(problems(memory_plan(settled(config, shape, gpu), shape), gpu))
     yield from (fail(found, remedy) for found, remedy in wrong)
     if config.takes_turns:
         yield from _host_memory(host_bytes(config, shape))

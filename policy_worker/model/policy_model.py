@@ -202,7 +202,7 @@ def _prepared(
     # must be those of the policy that sampled.
     model.eval()
     if trainable:
-        if config.gradient_checkpointing:
+        if config.recomputes:
             try:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
             except ValueError as error:

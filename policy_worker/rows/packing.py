@@ -9,13 +9,58 @@ completion is an input only if a scalar head reads it: nothing is predicted from
     predicts   . . . * a a a b b     (the last prompt token predicts the first of a and of b)
 """
 
+import logging
+import os
+
 import numpy as np
 import torch
 
+from paceline.config.schema import Config
+from paceline.errors import BadInput
+from paceline.memory_plan import GIB, SHARES_GPU, Gpu, settled, with_rows
+from paceline.model_shape import read_shape
 from paceline.process.compute_device import to_device
+from paceline.process.structured_log import event, first_line
 from policy_worker.model.attention import MicroBatch
 from policy_worker.model.row_layout import Packing, ranges
 from policy_worker.objectives.batch import GroupLengths, Ints, TokenBatch
+from policy_worker.rows.replica import Replica
+
+log = logging.getLogger(__name__)
+
+
+def settle_rows(config: Config, replica: Replica, device: torch.device) -> Config:
+    """``config`` with the size of rows and recomputation settled by the memory plan, if they are
+    "auto" and ``device`` is a GPU of this worker alone. Collective: the ranks of a replica settle
+    for what each of them has room for."""
+    automatic = "auto" in (
+        config.model.gradient_checkpointing,
+        config.train.memory.tokens_per_microbatch,
+    )
+    shared = SHARES_GPU in os.environ and not config.takes_turns
+    if device.type != "cuda" or shared or not automatic:
+        return config
+    # What others hold is not there for this worker, but for the one that it takes turns with.
+    free, total = torch.cuda.mem_get_info(device)
+    gpu = Gpu(torch.cuda.get_device_name(device), total if config.takes_turns else free)
+    try:
+        mine = settled(config, read_shape(config), gpu)
+    except BadInput as error:  # of a model that loads may no plan be made
+        event(log, "rows are not settled", logging.WARNING, why=first_line(error))
+        mine = config
+    wanted = mine.train.memory.row_tokens, mine.model.recomputes
+    rows, again = zip(*replica.gather(wanted), strict=True)
+    found = with_rows(config, min(rows), any(again))
+    if replica.leads:
+        event(
+            log,
+            "rows settled",
+            tokens=min(rows),
+            recomputation=any(again),
+            gpu=gpu.name,
+            free_gib=gpu.bytes / GIB,
+        )
+    return found
 
 
 def plan_rows(

@@ -132,7 +132,7 @@ class RowShards:
     def _deal(
         self, lengths: GroupLengths, keep: Ints, held: Sequence[Collection[int]] = ()
     ) -> list[list[Ints]]:
-        limit, ranks = self.config.train.memory.tokens_per_microbatch, self.replica.size
+        limit, ranks = self.config.train.memory.row_tokens, self.replica.size
         if ranks > 1:
             total = int(attended_tokens(lengths, keep).sum())
             limit = max(1, min(limit, -(-total // ranks)))

@@ -113,7 +113,7 @@ def pace(
     Example: python -m testbed.planner run.toml --gpus 8,16 --gpu h100 --from-run runs/demo
     """
     from paceline.config.load import load_config
-    from paceline.memory_plan import memory_plan, named_gpu, problems
+    from paceline.memory_plan import memory_plan, named_gpu, problems, settled
     from paceline.model_shape import read_shape
     from paceline_launcher.preflight.models import check_model_config
     from testbed.planner.sizes import NoSplit, best_size
@@ -134,7 +134,7 @@ def pace(
     found: list[SizePlan] = []
     notes = [
         f"does not fit: {wrong}. {remedy}"
-        for wrong, remedy in problems(memory_plan(resolved, shape), device)
+        for wrong, remedy in problems(memory_plan(settled(resolved, shape, device), shape), device)
     ]
     for number, size in enumerate(sizes, 1):
         typer.echo(f"simulating {size} GPUs ({number} of {len(sizes)})", err=True)

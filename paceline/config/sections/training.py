@@ -39,6 +39,8 @@ TEMPLATE_ARGS = {
     *("continue_final_message", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
 }
 """Arguments of apply_chat_template that a run sets itself."""
+ROW_TOKENS = 8192
+"""Tokens of a row as long as no memory plan has settled them."""
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 
 BUILT_IN_REWARDS: Mapping[str, str] = {
@@ -144,8 +146,9 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the trainer's compute. auto: bfloat16 on CUDA, float32 on the CPU. Weights and
     optimizer state are always float32."""
-    gradient_checkpointing: Annotated[bool, AT_START] = False
-    """Recompute activations in the backward pass: less memory, a third more compute."""
+    gradient_checkpointing: Annotated[bool | Literal["auto"], AT_START] = "auto"
+    """Recompute activations in the backward pass: less memory, a third more compute. auto: on CUDA
+    if the memory plan has no room for rows without it."""
     attention: Annotated[Literal["auto", "varlen", "sdpa", "flex"], AT_START] = "auto"
     """sdpa: PyTorch's attention, which copies a shared prompt for each completion. flex: a compiled
     block-sparse kernel without copies or padding; on a CPU it is for checks only. varlen:
@@ -161,6 +164,11 @@ class ModelConfig(Section):
     """Device of policy and rollout workers. auto uses cuda if torch finds a GPU."""
     lora: LoraConfig | None = None
     """Train adapters instead of the whole model."""
+
+    @property
+    def recomputes(self) -> bool:
+        """gradient_checkpointing, off as long as no memory plan has settled it."""
+        return self.gradient_checkpointing is True
 
 
 class SourceConfig(Section):
@@ -464,12 +472,19 @@ class MemoryConfig(Section):
     offload_publishing: bool = False
     """Keep the weights that rollout workers fetch in host memory: two copies in the engine's type,
     divided by the ranks of the replica."""
-    tokens_per_microbatch: Positive = 8192
+    tokens_per_microbatch: Positive | Literal["auto"] = "auto"
     """Tokens of a micro-batch, packed without padding; it bounds the memory. A shared prompt counts
-    once for each completion."""
+    once for each completion. auto: 8192; on CUDA up to 32768, as many as the memory plan has room
+    for."""
     logits_chunk_mb: Positive = 128
     """Most logits held at once, in MiB of float32; a few times this is the working memory
     ([performance](performance.md#memory-of-the-vocabulary))."""
+
+    @property
+    def row_tokens(self) -> int:
+        """tokens_per_microbatch as a number."""
+        chosen = self.tokens_per_microbatch
+        return ROW_TOKENS if chosen == "auto" else chosen
 
 
 class TrainConfig(Section):

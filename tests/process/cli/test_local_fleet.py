@@ -19,6 +19,7 @@ import pytest
 
 from paceline.config import Config
 from paceline.errors import BadInput
+from paceline.memory_plan import SHARES_GPU
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.redis.server import RedisEndpoint
 from paceline.v1 import admin_pb2
@@ -198,6 +199,9 @@ async def test_a_fleet_that_is_taken_over_keeps_its_gpus(tmp_path: Path) -> None
         assert heir.adopt_all() == 3
         kept = {child.spec.name: child.spec.environment for child in heir.running(workers=True)}
         assert {name: kept[name]["CUDA_VISIBLE_DEVICES"] for name in had} == had
+        assert not any(SHARES_GPU in environ for environ in kept.values())
+        after.shared = True
+        assert heir._seeing(next(heir.running(workers=True)).spec, ("4",)).environment[SHARES_GPU]
         fleet.ending.set()
         await heir.close()
 

@@ -150,7 +150,9 @@ def test_a_worker_sees_its_own_gpus_alone_by_their_names() -> None:
     # Policy replicas and other workers may grow towards one another.
     assert workers.take("rollout-1", ("policy-0", "rollout-0")) == ("GPU-7",)
     assert workers.take("rollout-1", ("policy-0", "rollout-0", "rollout-1")) == ("GPU-7",)
+    assert not workers.shared
     without = NodeWorkers(config, placement=Placement(config, 1, 0))
+    assert without.shared
     assert without.take("policy-0", ()) == ()
 
 

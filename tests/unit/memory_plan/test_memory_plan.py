@@ -23,6 +23,7 @@ from paceline.memory_plan import (
     NCCL,
     PARKED,
     RESERVE,
+    SHARES_GPU,
     STAGED,
     Gpu,
     engine_share,
@@ -31,6 +32,7 @@ from paceline.memory_plan import (
     memory_plan,
     named_gpu,
     problems,
+    settled,
 )
 from paceline.model_shape import read_shape, shape_of
 from paceline_launcher.cli import app
@@ -38,6 +40,8 @@ from paceline_launcher.preflight import machine
 from paceline_launcher.preflight.machine import gpu_memory
 from policy_worker.model import attention
 from policy_worker.model.row_layout import Packing
+from policy_worker.rows.packing import settle_rows
+from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
 from testbed.planner.systems import active_parameters
 from testbed.tiny_model import make_tiny_model
@@ -335,6 +339,59 @@ def shapes():
         added = adapter_shapes(config, LoraConfig(rank=32)).values()
         found[size, "lora"] = replace(found[size], adapters=sum(map(math.prod, added)))
     return found
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given", "rows"),
+    [
+        ("h200-141g", {}, (32_768, False)),
+        ("h100-80g", {}, (16_384, False)),
+        ("l40s-48g", {}, (8192, False)),
+        ("l4-24g", {}, (8192, True)),
+        ("2g", {}, (5120, True)),  # none fits, and none is shorter than a sequence
+        ("h100-80g", {"model": {"gradient_checkpointing": True}}, (32_768, True)),
+        ("l4-24g", {"model": {"gradient_checkpointing": False}}, (5120, False)),
+        ("h100-80g", {"train": {"tokens_per_microbatch": 2048}}, (2048, False)),
+        ("l4-24g", {"train": {"tokens_per_microbatch": 16_384}}, (16_384, True)),
+    ],
+)
+def test_rows_are_as_long_as_there_is_room_and_recompute_if_they_must(gpu, given, rows, shapes):
+    given = {**given, "model": {"dtype": "bfloat16", **given.get("model", {})}}
+    found = settled(settings(**given), shapes["small"], named_gpu(gpu))
+    assert (found.train.memory.row_tokens, found.model.recomputes) == rows
+
+
+class OfTwo(Replica):
+    """The other rank has room for less."""
+
+    def gather(self, value):
+        return [value, (8192, True)]
+
+
+@pytest.mark.parametrize(
+    ("replica", "shares", "rows"),
+    [
+        (Replica(), False, (16_384, False)),
+        (OfTwo(), False, (8192, True)),
+        (Replica(), True, ("auto", "auto")),
+    ],
+)
+def test_a_worker_settles_its_rows_once_and_says_so(
+    replica, shares, rows, tmp_path, monkeypatch, caplog
+):
+    AutoConfig.for_model("qwen3", **QWEN3_06B).save_pretrained(tmp_path)
+    config = settings(model={"dtype": "auto", "path": str(tmp_path)})
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    if shares:
+        monkeypatch.setenv(SHARES_GPU, "1")
+    caplog.set_level("INFO")
+    found = settle_rows(config, replica, torch.device("cuda", 0))
+    memory, model = found.train.memory, found.model
+    assert (memory.tokens_per_microbatch, model.gradient_checkpointing) == rows
+    assert caplog.text.count("rows settled") == (not shares)
+    assert settle_rows(found, replica, torch.device("cuda", 0)) is found
+    assert settle_rows(config, replica, torch.device("cpu")) is config
 
 
 @pytest.mark.parametrize("lora", [False, True])
