@@ -80,7 +80,7 @@ class HostActivations:
         return self._newest
 
     def _let_go(self) -> None:
-        """Of the oldest that leaves: its memory is used again by what computes later."""
+        """Forgets the oldest that leaves: its memory is used again by what computes later."""
         _, end = self._leaving[0]
         self._copies.await_(end)
         self._leaving.popleft()

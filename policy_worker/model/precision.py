@@ -52,7 +52,7 @@ class BfloatCopies:
         self.stale = True
         """The weights may have changed since they were copied."""
         self._places: list[tuple[nn.Module, str, nn.Parameter]] = []
-        """Where a copy is, and the weight that was there."""
+        """Place of each copy in a module, and the weight that was there."""
         for model in models:
             kept = set(float32_names(model))
             for path, weight in [*model.named_parameters(remove_duplicate=False)]:
