@@ -43,6 +43,10 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 """Values of an adapter_config.json under which the two matrices and the scale are all there is."""
 
 
+_WITHOUT = (nn.Embedding, nn.Conv1d)
+"""Layers that need no adapter, though they have a matrix: PEFT leaves them out as well."""
+
+
 class LoraError(BadInput):
     """Adapters that this model or this run cannot have. The message names setting and remedy."""
 
@@ -99,7 +103,7 @@ def targets_of(model: nn.Module, settings: LoraConfig) -> dict[str, nn.Linear]:
             own = module.parameters(recurse=False)
             if isinstance(module, nn.Linear):
                 found[name] = module
-            elif not isinstance(module, nn.Embedding) and any(p.ndim > 1 for p in own):
+            elif not isinstance(module, _WITHOUT) and any(p.ndim > 1 for p in own):
                 others.append(name)
     ends = sorted({name.rpartition(".")[2] for name in found})
     some = f"name linear layers, such as {', '.join(ends)}" if ends else "leave [model.lora] out"

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import one_line
+from paceline.lora import LoraLinear
 from policy_worker.model.heads import HEAD, score, values
 from policy_worker.model.train_state import local_tensor, slices_again
 from policy_worker.objectives.batch import Ints, TokenBatch
@@ -108,7 +109,8 @@ class _Probe:
 
     def run(self) -> None:
         try:
-            first = self._packed(self.batch.tokens)
+            with _idle_adapters(self.model) as idle:
+                first = self._packed(self.batch.tokens)
             before = self._random_state()
             again = self._packed(self.batch.tokens)
         except torch.OutOfMemoryError:
@@ -122,6 +124,11 @@ class _Probe:
                 "it draws random numbers in training, such as dropout or the noise of a router, "
                 "and a step that is computed again would be another one: set their probability to "
                 "0 in its config.json, or model.gradient_checkpointing = false"
+            )
+        if idle:
+            raise Unfit(
+                f"the adapter of {min(idle)} is never asked: the code around it reads the layer's "
+                "weight. Name other layers in model.lora.targets"
             )
         ends = np.cumsum(self.batch.length)
         for end, length in zip(ends, self.batch.length, strict=True):
@@ -186,6 +193,22 @@ class _Probe:
         if self.device.type != "cuda":
             return [torch.get_rng_state()]
         return [torch.get_rng_state(), torch.cuda.get_rng_state(self.device)]
+
+
+@contextlib.contextmanager
+def _idle_adapters(model: nn.Module) -> Iterator[set[str]]:
+    """Names of the layers with an adapter that no forward inside has called."""
+    adapted = {name: m for name, m in model.named_modules() if isinstance(m, LoraLinear)}
+    idle = {*adapted}
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_, name=name: idle.discard(name))
+        for name, layer in adapted.items()
+    ]
+    try:
+        yield idle
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _configs(model: nn.Module) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from torch.nn.functional import linear
 
 from paceline.config.schema import Config
 from paceline.config.sections.training import SETTINGS_FILE, LoraConfig
@@ -30,6 +31,7 @@ from policy_worker.model.heads import score
 from policy_worker.ranks.state_transfer import state_tensors
 from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
+from policy_worker.rows.probe import Unfit, probe
 from policy_worker.trainer import Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups, tiny_network
@@ -256,6 +258,16 @@ def test_fused_experts_are_refused_by_name_and_other_layers_are_not() -> None:
     with pytest.raises(LoraError, match=r"layers\.0\.mlp\.\w+ of .*such as k_proj"):
         targets_of(model, LoraConfig(rank=4))
     assert len(targets_of(model, LoraConfig(rank=4, targets=["q_proj", "layers.1.*_proj"]))) == 5
+
+
+def test_an_adapter_that_the_model_passes_by_is_refused_by_name() -> None:
+    model = adapted()
+    mlp = model.model.layers[1].mlp
+    mlp.forward = lambda x: linear(
+        mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x), mlp.down_proj.weight
+    )
+    with pytest.raises(Unfit, match=r"adapter of model\.layers\.1\.mlp\.down_proj is never asked"):
+        probe(model, "lm", CPU)
 
 
 @pytest.mark.parametrize(
