@@ -5,7 +5,8 @@ from controller.ledger.events.event import LEASES, Event, Topic, event
 from controller.ledger.state.state import State
 
 
-@event()
+# The status says it: an event at every step would leave no room for others in a list.
+@event(listed=False)
 class TurnChanged(Event):
     """The other side is to hold the seats: their holders are asked to park."""
 
@@ -19,10 +20,6 @@ class TurnChanged(Event):
         for seat in seats.by_name.values():
             if seat.holder and s.fleet.workers[seat.holder[0]].role is not self.role:
                 seat.ask(self.t, self.why)
-
-    def text(self) -> str:
-        side = "training" if self.role is Role.POLICY else "generation"
-        return f"the devices go to {side}: {self.why}"
 
 
 @event(listed=False)
