@@ -181,7 +181,7 @@ class Commands(RunFiles):
         assert steps in (None, summary["steps"])
         assert summary["ledger_ok"] is True, summary["ledger_problems"]
         assert summary["samples_lost"] == summary["samples_duplicated"] == 0
-        assert status != "finished" or (Path(summary["export"]) / "config.json").is_file()
+        assert status != "finished" or (Path(summary["export"]) / "paceline.json").is_file()
         assert self.alive() == []
         return summary
 
