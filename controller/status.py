@@ -1,20 +1,25 @@
 """Status of a run as a protobuf message: phase, counts, workers and controllers."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from controller.directives import ROLES, message_of
 from controller.leader import Leader
 from controller.ledger import views
 from controller.ledger.decisions.membership import desired_spares
-from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.enums import Lifecycle, Phase, Role
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from controller.replicated_controller import Controller
+from paceline.config.objectives import FAMILY
+from paceline.config.schema import Config
 from paceline.v1 import admin_pb2
 
+FEWEST_STEPS = 3
+UNLEARNED = 0.9  # A run learns next to nothing from this share of groups whose rewards are equal
+REWARDLESS = ("distill", "kto")  # Objectives that learn from equal rewards, or from none
 SILENT_S = 5.0  # A controller renews its entry in Redis every second
 
 
@@ -49,12 +54,14 @@ def status_head(controller: Controller) -> admin_pb2.StatusReply:
     """The status without workers, controllers and proposals. Before the run has begun: its name,
     and what it waits for."""
     config, state, trouble = controller.config, controller.state, trouble_of(controller)
-    spec = state.run_spec
+    spec, glance = state.run_spec, controller.context.projector.glance
+    if taught_nothing := unlearned(config, glance.steps):
+        taught_nothing = f"the run {taught_nothing}. `paceline why` names causes"
     return admin_pb2.StatusReply(
         run_id=config.run.name,
         run_name=config.run.name,
         phase=views.phase(state) if state.ended or not trouble else trouble,
-        reason=state.reason,
+        reason=views.beside_steps(state) if state.phase is Phase.OPEN else state.reason,
         leader=state.leader,
         term=state.term,
         step=state.versions.step,
@@ -67,8 +74,26 @@ def status_head(controller: Controller) -> admin_pb2.StatusReply:
         failovers=state.failovers,
         mesh_rebuilds=state.fleet.mesh_rebuilds,
         checkpoint_step=state.versions.checkpoint.step,
-        reward_trouble=controller.context.projector.glance.reward_trouble,
+        reward_trouble="; ".join(filter(None, (glance.reward_trouble, taught_nothing))),
         seats=seats_of(state, controller.clock.time()),
+    )
+
+
+def unlearned(config: Config, steps: Sequence[Mapping[str, Any]]) -> str:
+    """The reason why these steps, oldest first, taught nothing; empty if they did, or if too few
+    are known. Groups of equal rewards have no advantage, unless it is relative to all groups."""
+    rows = [row for row in steps if row.get("zero_variance_share") is not None]
+    if len(rows) < FEWEST_STEPS or config.train.algorithm in REWARDLESS:
+        return ""
+    share = sum(row["zero_variance_share"] for row in rows) / len(rows)
+    relative = config.train.algorithm in FAMILY and config.train.loss.advantage != "step"
+    alike = all(not row.get("reward_std") for row in rows)
+    if share < UNLEARNED or not (alike or relative or config.train.algorithm == "online_dpo"):
+        return ""
+    mean = sum(row.get("reward_mean") or 0.0 for row in rows) / len(rows)
+    return (
+        f"learns next to nothing: the rewards within {share:.0%} of the groups of the last "
+        f"{len(rows)} steps are all equal (zero_variance_share), their mean is {mean:.3g}"
     )
 
 

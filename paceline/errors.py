@@ -89,6 +89,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {close[0]}? " if close else ""
 
 
+def plural(count: int, noun: str) -> str:
+    """ "1 controller", "2 policy replicas", "3 processes", "1,024 rows"."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 def seen_from(path: str) -> str:
     """Suffix that names the directory of a relative ``path``; empty for an absolute one."""
     return "" if Path(path).expanduser().is_absolute() else f" in {Path.cwd()}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from paceline.errors import plural
 from paceline.observe.curves import WIDTH, Progress, duration
 from paceline.observe.runs import TIME_SPLIT
 from paceline.redis.client import remedy_of
@@ -26,6 +28,7 @@ EVENTS_SHOWN = 8
 AROUND_BARS = 48
 """Columns for the rest of the line: its name, the range of rewards and the time left."""
 PLAIN_EVERY_S = 2.0  # shortest interval between two lines about steps, without a terminal
+BESIDE_EVERY_S = 10.0  # between two lines about what is done beside the steps
 
 
 class RunOutput(RichConsole):
@@ -65,11 +68,20 @@ class PlainConsole:
         self._progress = progress
         self._began = time.monotonic()
         self._step = 0
-        self._next_at = 0.0
+        self._next_at = self._beside_at = 0.0
+        self._warned = ""
 
     def show(self, status: admin_pb2.StatusReply) -> None:
         self._progress.observe(status)
         now = time.monotonic()
+        # Without its numbers, which change from step to step.
+        about = re.split(r"[\d:(]", status.reward_trouble)[0]
+        if about not in ("", self._warned):
+            self.note(f"warning: {status.reward_trouble}")
+        self._warned = about
+        if status.reason and status.step in (0, status.total_steps) and now >= self._beside_at:
+            self._beside_at = now + BESIDE_EVERY_S
+            self.note(status.reason)
         last = status.step == status.total_steps
         if status.step <= self._step or (now < self._next_at and not last):
             return
@@ -219,7 +231,7 @@ def fleet_table(
     ]
     for w in workers[: None if most is None else max(0, most - len(controllers))]:
         in_mesh = w.role == common_pb2.ROLE_POLICY and w.mesh_epoch
-        leases = f" ({w.held_leases} tasks)" if w.held_leases else ""
+        leases = f" ({plural(w.held_leases, 'task')})" if w.held_leases else ""
         rows.append(
             (
                 *(w.worker_id, _cut(w.host), w.pid, Text(w.state, STATE_STYLE.get(w.state, ""))),

@@ -23,13 +23,13 @@ from paceline.errors import BadInput, UserError
 from paceline.observe.fleet_file import FleetRecord
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import read_lines
-from paceline.observe.run_watcher import answers, follow_events, leader_status
+from paceline.observe.run_watcher import answers, follow_events
 from paceline.observe.runs import is_run, is_running, read_run, read_summary
 from paceline.process.user_code import python_module
 from paceline.rpc.grpc_channel import as_dict
-from paceline_launcher.cli.common import ANSWER_LIMIT_S, Target
+from paceline_launcher.cli.common import Target
 from paceline_launcher.cli.samples import Sort, find_groups
-from paceline_launcher.cli.status import explain
+from paceline_launcher.cli.status import explain, status_of
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
@@ -105,8 +105,8 @@ def attach(run_dir: str | Path) -> RunHandle:
 
 
 class RunHandle:
-    """A run in a directory. Methods that steer need a running run, and raise UserError if the
-    leader refuses; those that read need its directory alone."""
+    """A run in a directory. Methods that read need its directory alone. Those that steer raise
+    UserError if the leader refuses, and Unreachable with one line if the run is over."""
 
     def __init__(
         self,
@@ -130,8 +130,9 @@ class RunHandle:
         return read_run(self.path).state
 
     def status(self) -> dict[str, Any]:
-        """Every process, the leader, its step and queue, as `paceline status --json` has them."""
-        return as_dict(self._ask(lambda control: leader_status(control, ANSWER_LIMIT_S)))
+        """Every process, the leader, its step and queue, as `paceline status --json` has them. Of a
+        run that is over, its last step, from its files."""
+        return as_dict(_outside_a_loop(lambda: status_of(self._target)))
 
     def summary(self) -> dict[str, Any] | None:
         """summary.json of a run that is over; None before that."""
@@ -170,6 +171,9 @@ class RunHandle:
 
     def follow(self) -> Iterator[dict[str, Any]]:
         """Yields events from the first one on, as they happen, until the run is over."""
+        if self._target.over:
+            yield from read_lines(self.path / "events.jsonl")
+            return
 
         async def pump(control: ControlPlane) -> None:
             async for _, event in follow_events(control):

@@ -1,6 +1,6 @@
 """Check of one objective as a policy worker loads it, and of the properties that a fleet rests on.
 
-    python -P -m policy_worker.conformance package.module:Class CONFIG_AS_JSON
+    python -P -m policy_worker.conformance < {"config": ...}
 
 Exit status 2, with one line on standard error, if it cannot be used: it cannot be loaded, or its
 gradient depends on how a fleet splits a step. Each other property that a toy step does not have is
@@ -77,13 +77,20 @@ class Property:
     """True if a fleet rests on it and it does not hold: a step after a death would be another."""
 
 
-def conformance(algorithm: str, options: dict[str, Any], train: dict[str, Any]) -> list[Property]:
+def conformance(
+    algorithm: str,
+    options: dict[str, Any],
+    train: dict[str, Any],
+    begins: Callable[[str], None] = lambda name: None,
+) -> list[Property]:
     """Every property of an objective, held or not. ``train``: further settings of ``[train]``.
-    Raises ObjectiveError if it cannot be loaded, and ConfigError on settings that do not fit."""
+    ``begins`` is called with the name of each before it is tried, which may take seconds. Raises
+    ObjectiveError if it cannot be loaded, and ConfigError on settings that do not fit."""
     config = toy_config(algorithm, options, train)
     load_objective(config)
     toy, found = ToyStep(config), []
     for name, (check, of_a_fleet) in _PROPERTIES.items():
+        begins(name)
         try:
             problem = check(toy)
             found.append(Property(name, problem, bool(problem) and of_a_fleet))

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline.errors import plural
 from paceline.ids import Version
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
@@ -193,7 +194,7 @@ class TrainingSteps:
             try:
                 taken = [self._take(plan, batch, planned) for batch in batches]
                 fetched = time.monotonic()
-                self.report.work(f"step {plan.step}: computing {len(missing)} groups")
+                self.report.work(f"step {plan.step}: computing {plural(len(missing), 'group')}")
                 return fetched if self._add(plan, batches, taken, suspects) else None
             except BadGroup as error:
                 if error.fault == "out_of_memory" and len(error.groups) > 1:
@@ -217,7 +218,9 @@ class TrainingSteps:
             return None
         none, over = policy_pb2.PlannedGroup(), self._over(plan)
         groups = [AcceptedGroup.of(key, planned.get(key, none)) for key in batch]
-        with waiting(WaitKind.PAYLOADS, f"fetching {len(batch)} groups of step {plan.step}"):
+        with waiting(
+            WaitKind.PAYLOADS, f"fetching {plural(len(batch), 'group')} of step {plan.step}"
+        ):
             return self.trainer.take(groups, fetch=lambda keys: self.control.fetch(keys, over))
 
     def _add(

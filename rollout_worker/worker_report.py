@@ -2,6 +2,7 @@ import time
 from collections import deque
 from dataclasses import InitVar, dataclass
 
+from paceline.errors import plural
 from paceline.process.worker_resources import Resources
 from paceline.v1 import rollout_pb2, worker_pb2
 from rollout_worker.engine.base import Engine, EngineStats
@@ -111,7 +112,7 @@ class RolloutReport:
         if self.tasks.engine.version < 0:
             return "waiting for weights"
         if in_engine:
-            return f"generating {in_engine} sequences"
+            return f"generating {plural(in_engine, 'sequence')}"
         if len(self.tasks.held):
             return "scoring and submitting"
         reason = rollout_pb2.EmptyReason.Name(self.tasks.empty_reason)

@@ -16,6 +16,7 @@ import sys
 from contextlib import nullcontext
 
 from paceline.config.schema import Config
+from paceline.errors import plural
 from paceline.process import structured_log as logs
 from paceline.process.lifetime import leave_on_signal
 from paceline.process.structured_log import event
@@ -161,5 +162,7 @@ class ScorerWorker:
                 "request_s": self.server.request_s,
                 **self.resources.read(),
             },
-            activity=f"scoring {requests} requests" if requests else "waiting for requests",
+            activity=f"scoring {plural(requests, 'request')}"
+            if requests
+            else "waiting for requests",
         )

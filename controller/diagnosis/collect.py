@@ -6,8 +6,7 @@ Everything is in memory but the kernel's view of silent processes of this machin
 
 import math
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of, pace_of
 from controller.diagnosis.diagnose import diagnose
@@ -16,9 +15,7 @@ from controller.directives import ROLES, message_of
 from controller.leader import Leader
 from controller.ledger.state.fleet import Worker
 from controller.replicated_controller import Controller
-from controller.status import trouble_of
-from paceline.config.objectives import FAMILY
-from paceline.config.schema import Config
+from controller.status import trouble_of, unlearned
 from paceline.masking import masked
 from paceline.observe.vocabulary import Severity
 from paceline.process import waits
@@ -28,9 +25,6 @@ from paceline.redis.server import embedded_pid, out_of_reach
 from paceline.v1 import admin_pb2, worker_pb2
 from paceline.worker_pools import desired_workers
 
-FEWEST_STEPS = 3
-UNLEARNED = 0.9  # A run learns next to nothing from this share of groups whose rewards are equal
-REWARDLESS = ("distill", "kto")  # Objectives that learn from equal rewards, or from none
 KERNEL_AFTER_S = 1.0  # the kernel is asked about processes that are silent for so long
 REPLIED = {Severity.INFO: "ok", Severity.WARNING: "slow", Severity.ERROR: "stuck"}
 """Severities in replies: nothing is late, something takes longer than usual, or the run or a
@@ -111,24 +105,6 @@ def _pace(controller: Controller) -> Bottleneck | None:
     if leader is None or not controller.state.steps.metrics:
         return None
     return bottleneck_of(pace_of(leader))
-
-
-def unlearned(config: Config, steps: Sequence[Mapping[str, Any]]) -> str:
-    """The reason why these steps, oldest first, taught nothing; empty if they did, or if too few
-    are known. Groups of equal rewards have no advantage, unless it is relative to all groups."""
-    rows = [row for row in steps if row.get("zero_variance_share") is not None]
-    if len(rows) < FEWEST_STEPS or config.train.algorithm in REWARDLESS:
-        return ""
-    share = sum(row["zero_variance_share"] for row in rows) / len(rows)
-    relative = config.train.algorithm in FAMILY and config.train.loss.advantage != "step"
-    alike = all(not row.get("reward_std") for row in rows)
-    if share < UNLEARNED or not (alike or relative or config.train.algorithm == "online_dpo"):
-        return ""
-    mean = sum(row.get("reward_mean") or 0.0 for row in rows) / len(rows)
-    return (
-        f"learns next to nothing: the rewards within {share:.0%} of the groups of the last "
-        f"{len(rows)} steps are all equal (zero_variance_share), their mean is {mean:.3g}"
-    )
 
 
 def _worker(leader: Leader, worker: Worker, now: float) -> WorkerEvidence:

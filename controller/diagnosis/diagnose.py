@@ -14,6 +14,7 @@ from functools import partial
 from controller.diagnosis import steps, stores, workers
 from controller.diagnosis.evidence import Culprit, CulpritKind, Diagnosis, Evidence, seconds
 from controller.ledger.enums import Phase, Role
+from controller.ledger.views import at_its_end, beside_steps
 from paceline.observe.vocabulary import Severity
 
 WORKING = frozenset(CulpritKind) - {CulpritKind.NONE, CulpritKind.STARTING_WORKER, CulpritKind.HUB}
@@ -66,6 +67,9 @@ def _resting(e: Evidence) -> Diagnosis | None:
 
 def _at_work(e: Evidence) -> Diagnosis:
     opened = e.state.steps.open
+    if at_its_end(e.state):
+        still = beside_steps(e.state) or "its workers leave"
+        return Diagnosis("the run", because="has committed its last step", next=still)
     subject = f"step {opened.step if opened else e.state.versions.step + 1}"
     because, severity = "is at work and waits for nobody", Severity.INFO
     if e.since_commit_s > e.late_s and e.usual_step_s > 0:

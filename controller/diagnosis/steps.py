@@ -15,6 +15,8 @@ from controller.diagnosis.evidence import (
 from controller.diagnosis.stores import of_payloads
 from controller.diagnosis.workers import at, silent_worker, slow_worker
 from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.views import at_its_end
+from paceline.errors import plural
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.worker_pools import SCORER, pool_of, worker_name
@@ -154,10 +156,12 @@ def groups(e: Evidence) -> Diagnosis | None:
         return None
     step, batch = state.next_step, state.run.groups_per_step
     ready = len(state.steps.replay.get(step, ())) + len(state.tasks.ready)
-    subject = f"step {step} ({ready} of {batch} groups ready)"
+    subject = f"step {step} ({ready} of {plural(batch, 'group')} ready)"
+    if at_its_end(state):
+        subject = "the end of the run"
     workers = [w for w in e.workers if w.role is Role.ROLLOUT and not w.spare]
     if (worker := e.quietest(workers)) is not None:
-        then = f"and its {worker.held} tasks go to others" if worker.held else ""
+        then = f"and its {plural(worker.held, 'task')} go to others" if worker.held else ""
         return silent_worker(e, worker, subject, then=then)
     if workers and not state.run_spec.recorded and all(w.loaded_version < 0 for w in workers):
         return _no_weights(e, subject, workers)
@@ -241,7 +245,8 @@ def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
     elif all(w.lifecycle is Lifecycle.STARTING for w in workers):
         because = "which starts"
     culprit = Culprit(CulpritKind.SCORER, f"scorer {wait.of}")
-    following, age_s = f"{wait.count} groups wait; none of their attempts fails", wait.age_s
+    waiting = f"{plural(wait.count, 'group')} wait{'s' * (wait.count == 1)}"
+    following, age_s = f"{waiting}, and no attempt fails", wait.age_s
     return finding(
         subject, culprit, because, age_s, following, remedy, late=late, severity=severity
     )
@@ -261,7 +266,7 @@ def loads(e: Evidence) -> Diagnosis | None:
             "Give its host or GPU more memory, or let its engine take less of it: "
             "paceline plan memory shows what each part needs"
         )
-    times = "once" if worst.load_failures == 1 else f"{worst.load_failures} times"
+    times = plural(worst.load_failures, "time")
     also = f", like {len(failing) - 1} more" if len(failing) > 1 else ""
     because = f"which got weights and failed {times} to load them{also} ({worst.load_trouble})"
     following = "it gets them again over another link, and ends after 3 failures in a row"

@@ -11,6 +11,7 @@ from controller.diagnosis.evidence import (
     seconds,
 )
 from controller.ledger.enums import Phase
+from controller.ledger.views import at_its_end
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.client import FULL, remedy_of
@@ -110,7 +111,7 @@ def leadership(e: Evidence) -> Diagnosis | None:
 
 def checkpoint(e: Evidence) -> Diagnosis | None:
     """A checkpoint that is being written; what a stopping run waits for last."""
-    stopping = e.state.phase in (Phase.STOPPING, Phase.SUSPENDING)
+    stopping = e.state.phase in (Phase.STOPPING, Phase.SUSPENDING) or at_its_end(e.state)
     subject, following = "the next checkpoint", "training goes on meanwhile"
     if stopping:
         subject, following = "the end of the run", "the run ends once it is on disk"

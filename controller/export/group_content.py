@@ -23,14 +23,17 @@ FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENG
 def meta_of(state: State, task: Task, meta: GroupMeta, step: Step) -> dict[str, Any]:
     """The fields of a GroupSummary. ``step``: the one that trains it; 0: not known yet."""
     epoch, row = state.run.order.place(task.ordinal)
+    facts = {name: getattr(meta, name) for name in META_FIELDS}
+    if meta.min_version < 0:  # recorded data is of no version
+        facts |= dict.fromkeys(("min_version", "max_version"))
     return {
-        **{name: getattr(meta, name) for name in META_FIELDS},
+        **facts,
         "group_id": task.task_id,
         "attempt": meta.attempt,
         "state": str(task.state),
-        "owner": task.owner,
+        "owner": task.owner or None,
         "staleness": state.versions.staleness(meta.min_version, step or state.next_step),
-        "step": step,
+        "step": step or None,
         "epoch": epoch,
         "dataset_row": row,
     }

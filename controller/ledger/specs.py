@@ -58,6 +58,7 @@ class SetResult:
     left_out: int
     metrics: Mapping[str, float]
     """Means over ``count`` rows; see SetScores. Empty if they are at most half of the set."""
+    failed: int = 0  # Rows that were given up without a score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from controller.ledger.enums import Kind, Phase, Role
 from controller.ledger.state.state import State
+from paceline.errors import plural
 from paceline.ids import Step, TaskId, Version
 
 Ref = tuple[TaskId, int]  # (task id, attempt)
@@ -66,6 +67,22 @@ def phase(state: State) -> str:
     # A mesh that broke in the turn of generation is formed again in the next one.
     generates = bool(seats.by_name) and seats.turn is Role.ROLLOUT
     return "running" if generates or state.fleet.whole_mesh else "waiting"
+
+
+def at_its_end(state: State) -> bool:
+    """True once the last step of a run that has not ended is committed."""
+    return state.run_spec is not None and not state.ended and state.versions.step >= state.run.steps
+
+
+def beside_steps(state: State) -> str:
+    """Says what the run does that no committed step shows; empty: nothing."""
+    found = []
+    for step, round_ in state.evals.rounds.items():
+        done = "" if state.run.recorded else f", {round_.rows - round_.open} done"
+        found.append(f"evaluation after step {step} ({plural(round_.rows, 'prompt')}{done})")
+    if at_its_end(state) and state.versions.checkpoint.step < state.versions.step:
+        found.append(f"checkpoint of step {state.versions.step}")
+    return " and ".join(found)
 
 
 def oldest_fresh(state: State, task_id: TaskId) -> tuple[Version, Version]:

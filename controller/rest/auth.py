@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller.rest.schemas import respond
 from paceline.rpc.addresses import is_loopback
-from paceline.rpc.request_proof import Proofs
+from paceline.rpc.request_proof import ANSWER_HEADER, Proofs, Proven, answer_proof
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,7 @@ OWNERS_TURN_S = 1.0
 MOST_WAITING = 32  # Questions of strangers, and of the owner, that wait to be computed
 MOST_BODY = 64 << 10
 PROVEN = "paceline-proven"
-"""In the scope's state: SHA-256 of the body that the request's proof is for; empty for a request
-with the token itself, None for one with neither."""
+"""In the scope's state: what the request's proof is for; None for a request without the token."""
 READS = frozenset({"GET", "HEAD"})
 PROBES = frozenset({"/healthz", "/readyz"})
 OPEN_PATHS = PROBES | {"/"}
@@ -175,8 +174,11 @@ class RestAuth:
             wait_s, refusal = REFUSED_AFTER_S, busy(scope)
         if wait_s:
             await asyncio.sleep(wait_s)
-        if refusal is None and request.method not in READS and scope["state"].get(PROVEN):
-            receive, refusal = await _proven_body(scope, receive)
+        proven: Proven | None = scope["state"][PROVEN]
+        if proven is not None and proven.nonce:
+            send = self._signed(proven.nonce, send)
+            if refusal is None and request.method not in READS:
+                receive, refusal = await _proven_body(scope, receive, proven)
         if request.method == "HEAD":
             # The server omits the body. Probes and load balancers send HEAD.
             scope = {**scope, "method": "GET"}
@@ -189,12 +191,31 @@ class RestAuth:
             for answers in self._answers.values():
                 answers.known.clear()
 
+    def _signed(self, nonce: str, send: Send) -> Send:
+        """``send``, with the proof of the whole answer among its headers."""
+        start: Message = {}
+        body = bytearray()
+
+        async def sign(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+                return
+            body.extend(message.get("body", b""))
+            if not message.get("more_body", False):
+                mac = answer_proof(self.token, nonce, start["status"], bytes(body)).encode()
+                headers = [*start.get("headers", ()), (ANSWER_HEADER.encode(), mac)]
+                await send({**start, "headers": headers})
+                await send({**message, "body": bytes(body)})
+
+        return sign
+
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         found, path = dict(HEADERS), request.scope["path"]
         if path == "/" or path.startswith(STATIC):
             found |= {"Content-Security-Policy": self.policy(), "Cache-Control": "no-cache"}
         if self._from_our_page(request):
             found["Access-Control-Allow-Origin"] = request.headers["origin"]
+            found["Access-Control-Expose-Headers"] = ANSWER_HEADER
             found["Vary"] = "Origin"
         return [(name.lower().encode(), value.encode()) for name, value in found.items()]
 
@@ -236,7 +257,7 @@ class RestAuth:
         if PROVEN not in state:
             offered = request.headers.get("authorization", "")
             if hmac.compare_digest(offered.encode("utf-8", "replace"), self._bearer):
-                state[PROVEN] = ""
+                state[PROVEN] = Proven()
             else:
                 path = scope.get("raw_path") or quote(scope["path"]).encode()
                 query = scope.get("query_string", b"")
@@ -268,7 +289,9 @@ def busy(scope: Scope) -> Response:
     return respond(503, problem, scope["path"], {"Retry-After": "2"})
 
 
-async def _proven_body(scope: Scope, receive: Receive) -> tuple[Receive, Response | None]:
+async def _proven_body(
+    scope: Scope, receive: Receive, proven: Proven
+) -> tuple[Receive, Response | None]:
     """The body once more, and a refusal if it is not the one that the request's proof is for."""
     body = await Request(scope, receive).body()
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -276,7 +299,7 @@ async def _proven_body(scope: Scope, receive: Receive) -> tuple[Receive, Respons
     async def again() -> Message:
         return messages.pop() if messages else await receive()
 
-    if hashlib.sha256(body).hexdigest() == scope["state"][PROVEN]:
+    if hashlib.sha256(body).hexdigest() == proven.body:
         return again, None
     return again, respond(401, "the proof is for another body", scope["path"])
 

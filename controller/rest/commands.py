@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, Path, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Request
 from starlette.responses import RedirectResponse, Response
 
 from controller.ledger import decisions as cmd
 from controller.replicated_controller import Controller
 from controller.rest import schemas
+from controller.rest.auth import PROVEN
 from controller.rest.schemas import documented, respond
 from controller.runtime import NotLeading
 from controller.store.journal import Deposed
@@ -47,6 +48,16 @@ def leader_url(controller: Controller) -> str:
     return ""
 
 
+def idempotency_key(request: Request) -> str:
+    """The key of a request whose body has no ``request_id``. One that is repeated by whoever heard
+    it at a port that changed hands has the nonce of the same proof, and so no second effect."""
+    proven = request.scope.get("state", {}).get(PROVEN)
+    return f"rest-{(proven.nonce if proven else '') or secrets.token_hex(12)}"
+
+
+Key = Annotated[str, Depends(idempotency_key)]
+
+
 def router(controller: Controller) -> APIRouter:
     routes = APIRouter(
         prefix="/api/v1",
@@ -73,9 +84,9 @@ def router(controller: Controller) -> APIRouter:
         return schemas.Done(accepted=True, message=str(reply or ""))
 
     @routes.post("/scale", summary="Change the desired number of workers")
-    async def scale(body: schemas.ScaleBody) -> schemas.Done:
+    async def scale(body: schemas.ScaleBody, key: Key) -> schemas.Done:
         expected = body.expected.by_pool if body.expected else {}
-        done = await decide(cmd.scale(_id(body), body.by_pool, expected))
+        done = await decide(cmd.scale(_id(body, key), body.by_pool, expected))
         who = who_scales(controller.config.fleet.provider, controller.run_dir)
         return done.model_copy(update={"message": f"{done.message}; {who}"})
 
@@ -85,40 +96,42 @@ def router(controller: Controller) -> APIRouter:
         responses=documented(404),
     )
     async def drain(
-        worker_id: Annotated[str, Path(max_length=64)], body: schemas.DrainBody | None = None
+        worker_id: Annotated[str, Path(max_length=64)],
+        key: Key,
+        body: schemas.DrainBody | None = None,
     ) -> schemas.Done:
         body = body or schemas.DrainBody()
         return await decide(
-            cmd.drain(_id(body), worker_id, body.replace, int(body.incarnation or 0))
+            cmd.drain(_id(body, key), worker_id, body.replace, int(body.incarnation or 0))
         )
 
     @routes.post("/settings", summary="Change settings of the run while it runs")
-    async def settings(body: schemas.SettingsBody) -> schemas.SettingsDone:
+    async def settings(body: schemas.SettingsBody, key: Key) -> schemas.SettingsDone:
         async with patience():
             message, changes = await controller.set_settings(
-                _id(body), body.settings, dry_run=body.dry_run
+                _id(body, key), body.settings, dry_run=body.dry_run
             )
         return schemas.SettingsDone(accepted=True, message=message, changes=changes)
 
     @routes.post("/pause", summary="Pause the run")
-    async def pause(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.pause(_id(body), True))
+    async def pause(key: Key, body: schemas.RequestBody | None = None) -> schemas.Done:
+        return await decide(cmd.pause(_id(body, key), True))
 
     @routes.post("/resume", summary="Resume the run")
-    async def resume(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.pause(_id(body), False))
+    async def resume(key: Key, body: schemas.RequestBody | None = None) -> schemas.Done:
+        return await decide(cmd.pause(_id(body, key), False))
 
     @routes.post("/checkpoint", summary="Write a checkpoint after the next step")
-    async def checkpoint(body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.request_checkpoint(_id(body)))
+    async def checkpoint(key: Key, body: schemas.RequestBody | None = None) -> schemas.Done:
+        return await decide(cmd.request_checkpoint(_id(body, key)))
 
     @routes.post("/stop", summary="End the run for good")
-    async def stop(body: schemas.StopBody | None = None) -> schemas.Done:
+    async def stop(key: Key, body: schemas.StopBody | None = None) -> schemas.Done:
         body = body or schemas.StopBody()
-        return await decide(cmd.stop(_id(body), body.reason or "stopped by request"))
+        return await decide(cmd.stop(_id(body, key), body.reason or "stopped by request"))
 
     return routes
 
 
-def _id(body: schemas.RequestBody | None) -> str:
-    return (body.request_id if body else "") or f"rest-{secrets.token_hex(12)}"
+def _id(body: schemas.RequestBody | None, key: str) -> str:
+    return (body.request_id if body else "") or key

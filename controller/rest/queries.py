@@ -265,7 +265,9 @@ def run_of(controller: Controller, redactor: Redactor) -> dict[str, Any]:
     proposal = leader.proposal if leader is not None else None
     return {
         **finite({name: value for name, value in head.items() if name not in LISTS}),
-        "reason": redactor.text(state.reason),
+        "reason": redactor.text(head["reason"]),
+        # The banner has the rest.
+        "reward_trouble": controller.context.projector.glance.reward_trouble,
         "parity_failures": state.fleet.parity_failures,
         "rollbacks": state.versions.rollbacks,
         "samples_trained": state.steps.samples_trained,

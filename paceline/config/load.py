@@ -193,14 +193,17 @@ def _put(raw: dict[str, Any], keys: Field, value: Any, override: str) -> None:
 def _described(error: ValidationError, places: Mapping[Field, str], file: str) -> Iterable[str]:
     """A line for each field with an error: its place, the problem and the remedy."""
     found: dict[object, str] = {}
+    depths: dict[object, int] = {}
     for number, detail in enumerate(error.errors()):
         field = _field_of(detail)
         about, message = _described_one(field, detail)
         prefixes = (about[:depth] for depth in range(len(about), 0, -1))
         place = next((places[prefix] for prefix in prefixes if prefix in places), file)
-        # A union fails once for each of its alternatives.
         key = (field, detail["type"] == "missing") if field else number
-        found.setdefault(key, f"{place}: {message}" if place else message)
+        # A union fails once for each of its alternatives: the one that fits best fails deepest.
+        if len(detail["loc"]) > depths.get(key, -1):
+            found[key] = f"{place}: {message}" if place else message
+            depths[key] = len(detail["loc"])
     return dict.fromkeys(found.values())
 
 

@@ -204,7 +204,9 @@ def problem_of(algorithm: str, options: Mapping[str, Any]) -> str:
         if name not in section.model_fields:
             names = ", ".join(section.model_fields)
             those = f"those of {algorithm} are {names}" if names else "it has none"
-            return f"objective.{name} is not an option of the objective {algorithm}: {those}"
+            told = f"objective.{name} is not an option of the objective {algorithm}"
+            meant = did_you_mean(name, section.model_fields).rstrip()
+            return f"{told}. {meant}" if meant else f"{told}: {those}"
     try:
         section.model_validate(options)
     except ValidationError as error:

@@ -13,6 +13,7 @@ from paceline.config.sections.evaluation import HELD_OUT
 from paceline.config.sections.objective_options import DistillOptions, PairOptions
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS
+from paceline.errors import did_you_mean
 from paceline.evaluation import row_metrics
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def _scorers(c: Config) -> Iterator[str]:
         if (name := named_scorer(use)) is None:
             continue
         if name not in scorers:
-            yield f"{setting}: no scorer {name!r} ({known}): add a section [scorers.{name}]"
+            meant = did_you_mean(name, scorers) or f"Add a section [scorers.{name}]"
+            yield f"{setting}: no scorer {name!r} ({known}). {meant.rstrip()}"
         elif (scorers[name].kind == "logprobs") == (setting == "reward.functions"):
             wanted = "one of kind logprobs"
             if setting == "reward.functions":
@@ -80,14 +82,15 @@ def _scorers(c: Config) -> Iterator[str]:
             yield f"{setting}: the scorer {name} is of kind {scorers[name].kind}. Name {wanted}"
     for name in counts if isinstance(counts, dict) else ():
         if name not in scorers:
-            yield f"fleet.scorers: there is no scorer {name!r} ({known})"
+            meant = did_you_mean(name, scorers)
+            yield f"fleet.scorers: there is no scorer {name!r} ({known}). {meant}".rstrip(". ")
     teacher = str(c.objective.options.get("teacher", DistillOptions().teacher))
     found = scorers.get(teacher)
     if c.train.algorithm == "distill" and (found is None or found.kind != "logprobs"):
         yield (
             "train.algorithm = distill: the teacher is a scorer of kind logprobs, and there is "
-            f"none named {teacher!r}. Add a section [scorers.{teacher}], or name another in "
-            "objective.teacher"
+            f"none named {teacher!r}. {did_you_mean(teacher, scorers)}Add a section "
+            f"[scorers.{teacher}], or name another in objective.teacher"
         )
 
 
@@ -129,7 +132,8 @@ def _best_metric(c: Config, wanted: str) -> Iterator[str]:
             "[evaluation.sets.NAME]"
         )
     elif name not in samples:
-        yield f"{place}: there is no set {name!r}. Name one of {', '.join(samples)}, as SET/METRIC"
+        meant = did_you_mean(name, samples) or f"Name one of {', '.join(samples)}, as SET/METRIC"
+        yield f"{place}: there is no set {name!r}. {meant.rstrip()}"
     elif metric not in (metrics := row_metrics(samples[name])):
         named = ", ".join(f"{name}/{known}" for known in metrics)
         yield (

@@ -35,8 +35,10 @@ from paceline.config.sections.training import (
     TrainConfig,
 )
 from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 
+MOST = float(1 << 62)
+"""Magnitude of every number in a configuration; the ranges of settings are narrower."""
 AUTO_FANOUT = 2
 """A replica sends two copies, and the last of n receivers is log2(n) relays away. In a chain, a
 relay that fails holds up all below it."""
@@ -73,6 +75,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
+        # Those in tables that no field describes, too.
+        for name, number in _numbers(self.model_dump()):
+            if not abs(number) < MOST:  # NaN is not either
+                raise ValueError(f"{name} = {number!r:.40}: give a finite number below {MOST:g}")
         if text := problem(self):
             raise ValueError(text)
         return self
@@ -146,6 +152,18 @@ class Config(Section):
         return self.train.groups_per_step * self.rollout.group_size
 
 
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a configuration by dotted name."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _numbers(inner, name)
+
+
 def _with_group_size(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """``raw`` sections with the group size of recorded rows, unless they name one."""
     rollout, data = raw.get("rollout"), raw.get("data")
@@ -190,7 +208,7 @@ def run_steps(config: Config, rows: int) -> int:
         # The product of a fraction like 0.1 may be a little above the whole number that is meant.
         prompts = train.epochs * rows * (1 - 1e-12)
         steps = max(1, math.ceil(prompts / train.groups_per_step))
-        said = f"train.epochs = {train.epochs:g} over {rows} rows"
+        said = f"train.epochs = {train.epochs:g} over {plural(rows, 'row')}"
     elif train.max_samples is not None:
         steps = train.max_samples // config.samples_per_step
         said = f"train.max_samples = {train.max_samples}"
@@ -200,7 +218,7 @@ def run_steps(config: Config, rows: int) -> int:
     if train.optimizer.warmup_steps > steps:
         raise BadInput(
             f"train.optimizer.warmup_steps = {train.optimizer.warmup_steps} is larger than the "
-            f"run, which has {steps} steps ({said})"
+            f"run, which has {plural(steps, 'step')} ({said})"
         )
     return steps
 
@@ -210,7 +228,8 @@ def length_in_words(config: Config, rows: int) -> str:
     train, steps = config.train, run_steps(config, rows)
     groups = steps * train.groups_per_step
     return (
-        f"{steps:,} steps of {train.groups_per_step} groups x {config.rollout.group_size} "
-        f"completions: {steps * config.samples_per_step:,} samples, {round(groups / rows, 2):,g} "
-        f"epochs of {rows:,} row{'s' * (rows > 1)}"
+        f"{plural(steps, 'step')} of {plural(train.groups_per_step, 'group')} x "
+        f"{plural(config.rollout.group_size, 'completion')}: "
+        f"{plural(steps * config.samples_per_step, 'sample')}, {round(groups / rows, 2):,g} "
+        f"epochs of {plural(rows, 'row')}"
     )

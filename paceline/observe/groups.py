@@ -26,37 +26,38 @@ Reward = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(slots=True, kw_only=True)
 class GroupSummary:
+    """A field is None if it is not known, or if it says nothing of this group."""
+
     __pydantic_config__ = DOCUMENTED
 
     group_id: str
     attempt: int
     state: str
     """ready, in_step, trained or dropped."""
-    owner: str = ""
-    """Empty: not known."""
-    sequences: int = 0
-    """0: dropped before a group was handed in."""
-    tokens: int = 0
-    reward_mean: float = 0.0
-    reward_std: float = 0.0
-    reward_max: float = 0.0
-    min_version: int = -1
-    max_version: int = -1
-    staleness: int = 0
+    owner: str | None = None
+    sequences: int | None = None
+    """null: dropped before a group was handed in."""
+    tokens: int | None = None
+    reward_mean: float | None = None
+    reward_std: float | None = None
+    reward_max: float | None = None
+    min_version: int | None = None
+    max_version: int | None = None
+    staleness: int | None = None
     """Staleness of its oldest token, in steps, at the step that trains it or at the next one."""
-    step: int = 0
-    """The step that trains it; 0: not known yet."""
-    epoch: int = -1
-    """Pass over the data set; -1: not known."""
-    dataset_row: int = -1
-    """Row of the data set that its prompt comes from; -1: not known."""
-    reason: str = ""
+    step: int | None = None
+    """The step that trains it; null: not known yet."""
+    epoch: int | None = None
+    """Pass over the data set."""
+    dataset_row: int | None = None
+    """Row of the data set that its prompt comes from."""
+    reason: str | None = None
     """Reason of the drop."""
-    detail: str = ""
-    lengths: list[int] = field(default_factory=list)
+    detail: str | None = None
+    lengths: list[int] | None = None
     """Tokens of each sequence, prompt included, of a group that could not be trained."""
-    dropped_t: float = 0.0
-    """Unix seconds; 0: not dropped."""
+    dropped_t: float | None = None
+    """Unix seconds."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -69,9 +70,9 @@ class Completion:
 
     text: str
     token_count: int
-    tokens: list[int] = field(default_factory=list)
-    """Empty if the completion comes from the sample archive."""
-    logprobs: list[float] = field(default_factory=list)
+    tokens: list[int] | None = None
+    """null if the completion comes from the sample archive, as for logprobs."""
+    logprobs: list[float] | None = None
     versions: list[tuple[int, int]]
     """(version, number of tokens)."""
     finish_reason: str
@@ -85,11 +86,11 @@ class Completion:
 class Group(GroupSummary):
     __pydantic_config__ = DOCUMENTED
 
-    prompt: str = ""
+    prompt: str | None = None
     completions: list[Completion] = field(default_factory=list)
     """Empty if the sample archive has the metadata of the group only."""
-    generate_s: float = 0.0
-    reward_s: float = 0.0
+    generate_s: float | None = None
+    reward_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -101,14 +102,16 @@ class Groups:
     """Groups that match, before the limit."""
 
 
-SORTS: dict[str, Callable[[GroupSummary], float]] = {
-    "recent": lambda g: -int(g.group_id[1:]),
-    "oldest": lambda g: int(g.group_id[1:]),
-    "reward": lambda g: g.reward_mean,
-    "-reward": lambda g: -g.reward_mean,
-    "-length": lambda g: -g.tokens,
-    "-staleness": lambda g: -g.staleness,
+SORTS: dict[str, tuple[Callable[[GroupSummary], float | None], int]] = {
+    "recent": (lambda g: int(g.group_id[1:]), -1),
+    "oldest": (lambda g: int(g.group_id[1:]), 1),
+    "reward": (lambda g: g.reward_mean, 1),
+    "-reward": (lambda g: g.reward_mean, -1),
+    "-length": (lambda g: g.tokens, -1),
+    "-staleness": (lambda g: g.staleness, -1),
 }
+"""Value, and 1 if the lowest comes first or -1 if the highest does. What is not known comes last.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +139,20 @@ class Filter:
             (self.min_tokens, group.tokens, self.max_tokens),
         )
         return all(wanted in (None, value) for wanted, value in equal) and all(
-            (least is None or value >= least) and (most is None or value <= most)
+            (least is None or (value is not None and value >= least))
+            and (most is None or (value is not None and value <= most))
             for least, value, most in between
         )
 
 
 def listed(found: Iterable[GroupSummary], chosen: Filter, sort: str, limit: int) -> Groups:
-    matching = sorted(filter(chosen, found), key=SORTS[sort])
+    value_of, sign = SORTS[sort]
+
+    def place(group: GroupSummary) -> tuple[bool, float]:
+        value = value_of(group)
+        return value is None, sign * (value or 0)
+
+    matching = sorted(filter(chosen, found), key=place)
     return Groups(matching[:limit], len(matching))
 
 
@@ -169,17 +179,17 @@ class DroppedGroups:
         reason, generated = str(event["reason"]), event.get("group") or {}
         if reason not in self.recent and len(self.recent) >= MOST_REASONS:
             return
-        prompt = generated.get("prompt_tokens", 0)
+        prompt, lengths = generated.get("prompt_tokens", 0), generated.get("lengths", ())
         groups = self.recent.setdefault(reason, [])
         groups.append(
             {
                 **{name: generated[name] for name in META_FIELDS if name in generated},
-                "lengths": [prompt + n for n in generated.get("lengths", ())],
+                "lengths": [prompt + n for n in lengths] or None,
                 "group_id": event["task_id"],
                 "attempt": int(event["attempt"]),
                 "state": "dropped",
                 "reason": reason,
-                "detail": str(event.get("detail") or ""),
+                "detail": event.get("detail") or None,
                 "dropped_t": t,
             }
         )

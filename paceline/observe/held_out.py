@@ -97,6 +97,15 @@ def exploited(metric: str, evaluations: Sequence[Checked], drop: float) -> Warne
     return Warned("reward_hacking", last.step, text)
 
 
+def left_out_in_words(other: int, failed: int) -> str:
+    """Prompts that are in no mean, and why: a clause, empty if there are none. ``other``: sampled
+    with other weights; ``failed``: without a score."""
+    reasons = f"{other} sampled with other weights" if other else ""
+    if failed:
+        reasons += f"{' and ' * bool(other)}{failed} without a score (paceline events --faults)"
+    return f"; left out: {reasons}" if reasons else ""
+
+
 @dataclass(slots=True)
 class HeldOut:
     """Evaluations of a run so far, from its listed events, and the warnings that hold."""
@@ -111,11 +120,13 @@ class HeldOut:
     begun: dict[int, tuple[list[str], Estimate | None]] = field(default_factory=dict)
     """Sets that measure the truth, and the training reward since the round before, by step."""
     warnings: dict[str, Warned] = field(default_factory=dict)  # By what they are about
+    left_out: str = ""  # Prompts of the newest evaluation that its means leave out, and why
 
     @property
     def trouble(self) -> str:
         """In a sentence, with the remedy; empty if there is none."""
-        return "; ".join(warned.text for warned in self.warnings.values())
+        found = [warned.text for warned in self.warnings.values()]
+        return "; ".join([*found, self.left_out] if self.left_out else found)
 
     def take(self, kind: str, event: Mapping[str, Any]) -> list[Warned]:
         """Takes the next listed event. Returns the warnings that hold since then."""
@@ -145,6 +156,11 @@ class HeldOut:
     def _recorded(self, event: Mapping[str, Any]) -> list[Warned]:
         step, loss, score = event["step"], event.get("loss"), event.get("score")
         truths, training = self.begun.pop(step, ([], None))
+        reason = "failed" if self.spec.get("recorded") else "left_out"
+        sets = event.get("sets") or [{"name": "held_out", reason: event.get("left_out")}]
+        counts = {s["name"]: (s.get("left_out") or 0, s.get("failed") or 0) for s in sets}
+        told = [f"{n}{left_out_in_words(*of)}".lstrip("; ") for n, of in counts.items() if any(of)]
+        self.left_out = f"evaluation after step {step}: {', '.join(told)}" if told else ""
         for result in event.get("sets") or ():
             name, metrics = result["name"], result["metrics"]
             if name in truths and "reward" in metrics:

@@ -105,6 +105,7 @@ def metrics_row(event: Mapping[str, Any]) -> dict[str, Any] | None:
         scores |= {f"eval_{name}": v for name, v in (event.get("measured") or {}).items()}
         for result in event.get("sets") or ():
             named = {"count": float(result["count"]), **result["metrics"]}
+            named |= {n: float(result[n]) for n in ("left_out", "failed") if result.get(n)}
             scores |= {f"eval_{result['name']}/{name}": value for name, value in named.items()}
         return {"kind": "eval", **head, **finite(scores)}
     return None

@@ -4,6 +4,8 @@ Means and rates of a summary come from the run files; samples and faults come fr
 journal. A figure that could not be measured is null, never a guess.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math
@@ -12,13 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config.changes import flat_settings
+from paceline.errors import BadInput, plural
 from paceline.masking import masked_settings
+from paceline.observe.curves import HEAD
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import DamagedFile
 from paceline.process.files import NotOurs, replace_file
+
+if TYPE_CHECKING:
+    from paceline.v1 import admin_pb2
 
 FIRST_LAST = 5
 TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
@@ -65,6 +72,7 @@ def summarise(
         "eval_first": scored[0] if scored else None,
         "eval_last": scored[-1] if scored else None,
         "eval_sets": _newest_of_sets(run.evals),
+        "eval_left_out": run.held_out.left_out,
         "best_checkpoint_step": best.step if best else None,
         "best_checkpoint_eval": best.reward_mean if best else None,
         "samples_trained": counted("trained", group_size),
@@ -158,7 +166,7 @@ class Run:
     """running; finished, failed or interrupted; ended: not running and without a summary; damaged:
     its files cannot be read."""
     reason: str
-    steps: int
+    steps: int | None
     reward_first5: float | None
     reward_last5: float | None
     eval_first: float | None
@@ -185,9 +193,10 @@ def find_runs(directory: Path) -> list[Run]:
     for path in _places(directory, DEPTH):
         try:
             found.append(read_run(path))
-        except (DamagedFile, OSError) as error:  # it must not hide the others
-            nothing = dict.fromkeys(NUMBERS)
-            found.append(Run(path.name, path, "damaged", str(error), 0, changed=0.0, **nothing))
+        except (BadInput, OSError) as error:  # it must not hide the others
+            unknown = dict.fromkeys(("steps", *NUMBERS))
+            at = _changed(path)
+            found.append(Run(path.name, path, "damaged", str(error), changed=at, **unknown))
     return sorted(found, key=lambda run: -run.changed)
 
 
@@ -209,16 +218,14 @@ def settings_that_differ(run_dirs: Sequence[Path]) -> dict[str, list[Any]]:
 
 
 def is_run(path: Path) -> bool:
-    return any(_marks(path))
-
-
-def _marks(path: Path) -> Iterator[Path]:
-    return (file for mark in MARKS if (file := path / mark).is_file())
+    return any((path / mark).is_file() for mark in MARKS)
 
 
 def read_run(path: Path) -> Run:
     """The run in a directory. Raises OSError and DamagedFile if it cannot be read."""
-    summary = read_summary(path)
+    summary, file = read_summary(path), path / "summary.json"
+    if summary is None and file.is_file():
+        raise DamagedFile(f"{file} is no JSON object: remove it, and the events count")
     if summary is None:
         # Killed or still running: its events say what its summary would.
         run = Projection.read(path)
@@ -231,12 +238,66 @@ def read_run(path: Path) -> Run:
         path=path,
         state=str(summary.get("status") or "ended"),
         reason=str(summary.get("reason") or ""),
-        steps=int(summary.get("steps") or 0),
-        changed=max((m.stat().st_mtime for m in _marks(path)), default=0.0),
+        steps=steps if isinstance(steps := summary.get("steps"), int) else None,
+        changed=_changed(path),
         **{
             name: float(value) if isinstance(value := summary.get(name), int | float) else None
             for name in NUMBERS
         },
+    )
+
+
+def _changed(path: Path) -> float:
+    """Unix seconds of the newest file that marks a run; those that cannot be looked at are old."""
+    times = [0.0]
+    for mark in MARKS:
+        with contextlib.suppress(OSError):
+            times.append((path / mark).stat().st_mtime)
+    return max(times)
+
+
+def is_over(path: Path) -> bool:
+    """Return True if the run has a summary, and none of its processes runs here."""
+    return not is_running(path) and read_summary(path) is not None
+
+
+def end_of(path: Path) -> str:
+    """How the run ended, such as "finished after 3 steps" ("ended" if it was killed), and what is
+    still done for it; empty if nothing tells of an end."""
+    run = read_run(path)
+    if run.state in ("running", "damaged") or (run.state == "ended" and not run.steps):
+        return ""
+    return f"{run.state} after {plural(run.steps or 0, 'step')}{still_done(path)}"
+
+
+def still_done(path: Path) -> str:
+    """Tells as a clause what its launcher still does for a run that has ended; empty: nothing."""
+    if read_summary(path) is not None or not is_running(path):
+        return ""
+    return ", and its model is being exported and its journal verified (logs/export.log)"
+
+
+def status_of_past(path: Path) -> admin_pb2.StatusReply:
+    """The last state of a run that is over, without its processes, from its files."""
+    from paceline.v1 import admin_pb2
+
+    run, found = Projection.read(path), read_run(path)
+    (last,) = run.newest_steps(1) or ({},)
+    known = {n: v for n, v in last.items() if isinstance(v, int | float) and n not in HEAD}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        settings = tomllib.loads((path / "config.toml").read_text())
+        known["steps"] = int(settings["train"]["steps"])
+    return admin_pb2.StatusReply(
+        run_id=found.name,
+        run_name=found.name,
+        phase=found.state,
+        reason=f"{found.reason}{still_done(path)}",
+        step=run.step,
+        total_steps=int(known.pop("steps", run.step)),
+        version=int(last.get("version") or 0),
+        checkpoint_step=run.checkpoints.saved[-1].step if run.checkpoints.saved else 0,
+        metrics=known,
+        reward_trouble=run.held_out.trouble,
     )
 
 

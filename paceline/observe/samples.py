@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from paceline.observe.groups import GroupSummary
 
 FOLDER = "samples"
 _COLUMNS = {
-    name: {int: "int64", float: "float64"}.get(kind, "string")
+    name: {int: "int64", float: "float64"}.get(next(iter(get_args(kind)), kind), "string")
     for name, kind in get_type_hints(GroupSummary).items()
     if name not in ("detail", "lengths", "dropped_t")
 } | {"t": "float64"}
@@ -36,6 +36,7 @@ _SEARCHES = 4096  # answers that are remembered, each of one file for one text
 LEFT_S = 300.0  # nobody writes any more on such a file that has not grown for so long
 _CONTENT = ("prompt", "completions")
 """Null if only the metadata are kept. ``completions``: the JSON text of an array of objects."""
+_TIMES = ("generate_s", "reward_s")  # Null as well
 
 
 class ArchiveWriter:
@@ -67,7 +68,7 @@ class ArchiveWriter:
         import pyarrow.parquet as pq
 
         self._directory.mkdir(parents=True, exist_ok=True)
-        types = {**_COLUMNS, **dict.fromkeys(_CONTENT, "string")}
+        types = _COLUMNS | dict.fromkeys(_CONTENT, "string") | dict.fromkeys(_TIMES, "float64")
         schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in types.items()])
         table = pa.Table.from_pylist(
             [{name: row.get(name) for name in types} for row in rows], schema=schema
@@ -130,11 +131,11 @@ class ArchiveReader:
 
     def group(self, group_id: str) -> dict[str, Any] | None:
         """The fields of a ``Group``: the newest archived attempt; None if there is none. Without
-        content the prompt is empty and there are no completions."""
+        content there is no prompt and no completion."""
         import pyarrow.compute as pc
 
         for path in reversed(archive_files(self._run_dir)):
-            rows = _read(path, [*_COLUMNS, *_CONTENT], pc.field("group_id") == group_id)
+            rows = _read(path, [*_COLUMNS, *_CONTENT, *_TIMES], pc.field("group_id") == group_id)
             if rows:
                 # Among rows of the same attempt the one that was written last.
                 row = max(reversed(rows), key=lambda row: row["attempt"])
@@ -142,7 +143,7 @@ class ArchiveReader:
                 for completion in completions:
                     if "advantage" in completion:  # its name in earlier releases
                         completion["relative_reward"] = completion.pop("advantage")
-                return {"prompt": "", **row, "completions": completions}
+                return {**row, "completions": completions}
         return None
 
     def with_text(self, found: Iterable[GroupSummary], text: str) -> list[GroupSummary]:
@@ -175,17 +176,24 @@ def _groups_with(path: Path, text: str) -> frozenset[tuple[str, int]]:
 
 
 def _read(path: Path, columns: list[str], wanted: Any = None) -> list[dict[str, Any]]:
-    """Rows without what was not known of them."""
+    """Rows without what was not known of them, for which earlier releases wrote -1."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 
     try:
-        table = ds.dataset(path, format="parquet").to_table(columns=columns, filter=wanted)
+        file = ds.dataset(path, format="parquet")
+        # A file of an earlier release has fewer.
+        there = [name for name in columns if name in file.schema.names]
+        table = file.to_table(columns=there, filter=wanted)
     except (FileNotFoundError, pa.ArrowInvalid):
         # Deleted meanwhile because of the size limit, or damaged by a full disk.
         return []
     return [
-        {name: value for name, value in row.items() if value is not None}
+        {
+            name: value
+            for name, value in row.items()
+            if value is not None and not (isinstance(value, int) and value < 0)
+        }
         for row in table.to_pylist()
     ]
 

@@ -8,6 +8,7 @@ adds that directory at the end of ``sys.path`` before it imports a reward or an 
 import importlib
 import json
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import one_line
+from paceline.errors import did_you_mean, one_line
 
 SAFE_PATH = "PYTHONSAFEPATH"
 MOST_TRACEBACK = 8000  # Characters of a traceback, its end
@@ -92,15 +93,26 @@ def find(name: str) -> Any:
     except (Exception, SystemExit, GeneratorExit) as error:
         why = f"cannot import {module_name}: {one_line(error)}"
         if isinstance(error, ModuleNotFoundError):
-            why += ". Is it installed, or in the directory you start from?"
-        raise NotFound(why) from error
+            meant = did_you_mean(module_name, _beside(module_name))
+            why += f". {meant or 'Is it installed, or in the directory you start from?'}"
+        raise NotFound(why.rstrip()) from error
     target: Any = module
     for part in attribute.split("."):
         if not hasattr(target, part):
             # An installed module of the same name may hide a user's own.
             file = getattr(module, "__file__", None) or "it is built in"
-            raise NotFound(f"{module_name} ({file}) has no {attribute!r}")
+            meant = did_you_mean(part, (name for name in dir(target) if name[:1] != "_"))
+            raise NotFound(f"{module_name} ({file}) has no {attribute!r}. {meant}".rstrip(". "))
         target = getattr(target, part)
     if not callable(target):
         raise NotFound("it is not a function")
     return target
+
+
+def _beside(module: str) -> Iterator[str]:
+    """Modules in the package of ``module``, or without one in the start directory."""
+    package = module.rpartition(".")[0]
+    prefix, places = "", [str(Path.cwd())]
+    if package:
+        prefix, places = f"{package}.", getattr(sys.modules.get(package), "__path__", [])
+    return (found.name for found in pkgutil.iter_modules(places, prefix))

@@ -27,7 +27,7 @@ from typer.models import ParameterInfo
 
 from paceline.config.load import load_config
 from paceline.config.sections.services import AuthConfig
-from paceline.errors import BadInput
+from paceline.errors import BadInput, Unreachable
 from paceline.observe.run_files import finite
 from paceline.rpc.addresses import written_by_controllers
 
@@ -131,7 +131,7 @@ class Target:
         return RestReader(urls, token=token, tls_ca=root)
 
     def ask(self, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
-        """Runs ``work`` with a client. If the run has ended, the error says how."""
+        """Runs ``work`` with a client. Raises Unreachable with how it ended if the run is over."""
         from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 
         async def session() -> T:
@@ -143,12 +143,13 @@ class Target:
             finally:
                 await control.close()
 
+        if self.over:
+            raise Unreachable(self.told_of_end())
         try:
             return asyncio.run(session())
-        except (ControlPlaneUnavailable, BadInput) as error:
-            if last := self.last_known():
-                message = f"the run in {self.run_dir} is not running: {last}. See paceline why"
-                raise ControlPlaneUnavailable(message) from error
+        except (ControlPlaneUnavailable, BadInput):
+            if told := self.told_of_end():
+                raise Unreachable(told) from None
             raise
 
     def request(self, name: str, fields: Mapping[str, Any], method: str = "") -> Any:
@@ -160,12 +161,20 @@ class Target:
         call = f"AdminService.{method or name}"
         return self.ask(lambda control: control.call(call, request, timeout_s=ANSWER_LIMIT_S))
 
-    def last_known(self) -> str:
-        """How the run in ``run_dir`` ended, for a message; empty if it has no summary."""
-        from paceline.observe.runs import read_summary
+    @property
+    def over(self) -> bool:
+        """True if the run in ``run_dir`` has ended: its files answer for it."""
+        from paceline.observe.runs import is_over
 
-        summary = read_summary(self.run_dir) if self.run_dir is not None else None
-        return f"{summary.get('status')} after {summary.get('steps')} steps" if summary else ""
+        return self.run_dir is not None and is_over(self.run_dir)
+
+    def told_of_end(self) -> str:
+        """How the run in ``run_dir`` ended, for a message; empty if nothing tells of an end."""
+        from paceline.observe.runs import end_of
+
+        told = end_of(self.run_dir) if self.run_dir is not None else ""
+        why = f"the run in {self.run_dir} is not running: {told}. It can be read, and not steered"
+        return f"{why}: paceline why says more" if told else ""
 
     def _credentials(self) -> tuple[str | None, Path | None]:
         from paceline.rpc.auth import client_root, read_token

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.config.load import ConfigError, load_config, parse_setting, to_toml
-from paceline.errors import BadInput
+from paceline.errors import BadInput, did_you_mean
 from paceline.masking import masked_settings
 from paceline_launcher.cli.common import (
     ConfigArgument,
@@ -48,11 +48,14 @@ def init(
         lora: Train adapters instead of the whole model.
         force: Replace an existing file.
     """
-    from paceline.config.template import ALGORITHMS, SIZES, commands, template
+    from paceline.config.template import ALGORITHMS, SIZES, commands, template, template_settings
 
     for option, value, known in (("--algorithm", algorithm, ALGORITHMS), ("--size", size, SIZES)):
         if value not in known:
-            raise BadInput(f"{option} {value}: choose {', '.join(known)}")
+            meant = did_you_mean(value, known)
+            raise BadInput(f"{option} {value}: {meant}choose {', '.join(known)}")
+    if (example := template_settings(algorithm, size)["data"]["path"]).startswith("examples/"):
+        _in_repository(size, example)
     if str(out) == "-":
         typer.echo(template(algorithm, size, str(DEFAULT), lora=lora), nl=False)
         return
@@ -67,6 +70,16 @@ def init(
     typer.echo(f"wrote {out}: edit [model] and [data], then")
     for line in (f"paceline config check {out}", *commands(algorithm, size, str(out), lora=lora)):
         typer.echo(f"    {line}")
+
+
+def _in_repository(size: str, example: str) -> None:
+    """Raises BadInput if the example that a size trains is not in this directory."""
+    if not Path(example).is_file():
+        raise BadInput(
+            f"--size {size} trains an example of Paceline's repository, and {Path.cwd()} has no "
+            f"{example}. Start this command in the root of the repository, or give --size small "
+            "and your own model and data (docs/troubleshooting.md makes a tiny model)"
+        )
 
 
 def check(
@@ -143,10 +156,13 @@ def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOpti
         for table in tables:
             fields = fields.setdefault(table, {})
         fields[field] = value
-    typer.echo("loading torch, then a toy model: about a minute in all", err=True)
+    typer.echo("loading torch and a toy model: about a minute in all", err=True)
     from policy_worker.conformance import conformance
 
-    found = conformance(name, settings["objective"], settings["train"])
+    found = conformance(
+        *(name, settings["objective"], settings["train"]),
+        lambda each: typer.echo(f"trying: {each}", err=True),
+    )
     if as_json:
         print_json(
             [{"property": p.name, "holds": not p.problem, "problem": p.problem} for p in found]

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from paceline.config.load import load_config
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -53,7 +53,8 @@ def doctor(
     if as_json:
         print_json({"ok": not failed, "checks": [asdict(finding) for finding in findings]})
     else:
-        typer.echo(f"{len(findings)} checks, {warned} warnings, {failed} failures")
+        counts = ((len(findings), "check"), (warned, "warning"), (failed, "failure"))
+        typer.echo(", ".join(plural(count, noun) for count, noun in counts))
     raise typer.Exit(1 if failed else 0)
 
 

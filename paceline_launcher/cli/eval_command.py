@@ -23,7 +23,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig, EvaluationConfig
 from paceline.config.sections.objective_options import ObjectiveConfig
 from paceline.config.sections.training import TrainConfig
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline.evaluation import row_metrics
 from paceline.observe.checkpoints import META
 from paceline.observe.run_files import finite
@@ -258,7 +258,7 @@ def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> No
         rewards = [score.reward_mean for score in outcome.scores.values()]
         mean = statistics.fmean(rewards) if rewards else math.nan
         failed = f", {outcome.failed.total()} failed" if outcome.failed else ""
-        line = f"{outcome.finished} of {outcome.rows} prompts{failed}, reward {mean:.3f}"
+        line = f"{outcome.finished} of {plural(outcome.rows, 'prompt')}{failed}, reward {mean:.3f}"
         typer.echo(line, err=True)
 
     with tempfile.TemporaryDirectory(prefix="paceline-eval-") as directory:
@@ -275,10 +275,10 @@ def evaluate(source: str, *, wanted: Wanted, json_out: Path | None = None) -> No
         json_out.write_text(json.dumps(finite(report), indent=2) + "\n")
     if outcome.failed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in outcome.failed.items())
-        failed = f"{outcome.failed.total()} prompts ({reasons}); {outcome.example}"
+        failed = f"{plural(outcome.failed.total(), 'prompt')} ({reasons}); {outcome.example}"
         typer.echo(f"without a score: {failed}", err=True)
     if outcome.interrupted:
-        done = f"{outcome.finished} of {outcome.rows} prompts"
+        done = f"{outcome.finished} of {plural(outcome.rows, 'prompt')}"
         typer.echo(f"interrupted after {done}: the means are over those scored", err=True)
     if outcome.interrupted or not outcome.scores:
         raise typer.Exit(130 if outcome.interrupted else 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.errors import BadInput
+from paceline.errors import BadInput, Unreachable
 from paceline.observe.run_files import read_lines
 from paceline.observe.vocabulary import EventType
 from paceline_launcher.cli.common import (
@@ -26,7 +26,6 @@ from paceline_launcher.terminal import printable
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
 
-OVER_S = 1.5  # for a controller to answer if the run directory says that the run has ended
 POSITION = r"(\d{1,20}(-\d{1,20})?)?"
 
 
@@ -55,8 +54,7 @@ def events(
         faults: Only warnings and errors.
     """
     from paceline.observe.event_history import is_listed, position_key
-    from paceline.observe.run_watcher import answers, follow_events
-    from paceline.rpc.client import ControlPlaneUnavailable
+    from paceline.observe.run_watcher import follow_events
     from paceline.v1 import admin_pb2
 
     if not re.fullmatch(POSITION, after):
@@ -82,15 +80,11 @@ def events(
             show(record.position, json.loads(record.json))
 
     live = target.run_dir is None or follow or all_kinds
-    last = target.last_known() if live else ""
-    if live and not (last and target.ask(lambda control: answers(control, OVER_S)) is None):
+    if live and not target.over:
         target.ask(watch)
         return
     if all_kinds:
-        raise ControlPlaneUnavailable(
-            f"the run in {target.run_dir} is not running: {last}. "
-            "Its files have the events without --all"
-        )
+        raise Unreachable(f"{target.told_of_end()}. Without --all its files have the events")
     # The files of a run hold all of its listed events.
     assert target.run_dir is not None
     path = target.run_dir / "events.jsonl"

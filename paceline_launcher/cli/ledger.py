@@ -10,7 +10,7 @@ import typer
 
 from paceline.config.sections.services import RedisConfig
 from paceline.config.sections.training import RunConfig
-from paceline.errors import BadInput, one_line
+from paceline.errors import BadInput, one_line, plural
 from paceline_launcher.cli.common import (
     JsonOption,
     RunDirOption,
@@ -65,7 +65,7 @@ def verify(
     if coverage.epochs:
         order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in order"
         sources = coverage.sources or [""]
-        typer.echo(f"coverage of the data: {coverage.rows} rows, {order}")
+        typer.echo(f"coverage of the data: {plural(coverage.rows, 'row')}, {order}")
         of_source = ([e for e in coverage.epochs if e.source == source] for source in sources)
         rows = [asdict(e) for epochs in of_source for e in epochs[-EPOCHS_SHOWN:]]
         titles = "|>".join(name.replace("_", " ") for name in rows[0])

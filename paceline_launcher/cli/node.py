@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.config.load import load_config, to_toml
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline.process.files import set_process_limits, without_links
 from paceline_launcher.cli.common import (
     ConfigArgument,
@@ -151,7 +151,9 @@ def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
     with locked(this.run_dir):
         extends_to = steps_to_extend_to(this.config, this.run_dir)
         if left := end_leftovers(this.run_dir):
-            typer.echo(f"ended {len(left)} processes that an earlier start left behind", err=True)
+            typer.echo(
+                f"ended {plural(len(left), 'process')} that an earlier start left behind", err=True
+            )
         # It may listen on other addresses than those that the nodes need.
         stop_redis(this.run_dir)
         settings = served_settings(this.config, this.place, this.run_dir)
@@ -208,5 +210,5 @@ def _follow(this: _Node, wait_s: float) -> int:
     home = node_directory(this.run_dir, this.place.rank)
     with locked(home):
         if left := end_leftovers(home):
-            note(f"ended {len(left)} processes that an earlier start left behind")
+            note(f"ended {plural(len(left), 'process')} that an earlier start left behind")
         return asyncio.run(node.run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import TypeAdapter
 
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline.rpc.addresses import written_by_controllers
 from paceline_launcher.cli.common import JsonOption, Target, print_json
 from paceline_launcher.terminal import printable
@@ -64,7 +65,7 @@ def samples(
             "too small to keep them"
         )
     elif found["total"] > len(found["groups"]):
-        typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")
+        typer.echo(f"{plural(found['total'] - len(found['groups']), 'group')} more: --limit N")
 
 
 def find_groups(
@@ -111,7 +112,7 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
             if error.status != 404:
                 raise
             # The archive has its metadata only.
-            groups.append({**summary, "prompt": "", "completions": []})
+            groups.append({**summary, "prompt": None, "completions": []})
     return {"groups": groups, "total": listed["total"]}
 
 
@@ -130,15 +131,23 @@ def _from_archive(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
     return {"groups": details, "total": found.total}
 
 
+FACTS = (
+    *("step {step}", "{state}", "dropped: {reason}", "by {owner}"),
+    *("reward {reward_mean:.3f} ± {reward_std:.3f}", "{tokens} tokens", "staleness {staleness}"),
+    "\n  attempt {attempt}",
+    *("row {dataset_row} of the data set", "epoch {epoch}"),
+    "versions {min_version} to {max_version}",
+)
+"""Facts of a group. One with a field that is not known is left out."""
+
+
 def _text(group: dict[str, Any]) -> str:
     """A group as text: the prompt, then each completion under its reward."""
-    step = f"step {group['step']}" if group["step"] else "no step yet"
-    text = (
-        "{group_id}  {at}, {state}, by {owner}, reward {reward_mean:.3f} ± {reward_std:.3f}, "
-        "{tokens} tokens, staleness {staleness}\n"
-        "  row {dataset_row} of the data set, epoch {epoch}, attempt {attempt}, versions "
-        "{min_version} to {max_version}"
-    ).format(at=step, **group)
+    known, facts = {name: v for name, v in group.items() if v is not None}, []
+    for line in FACTS:
+        with contextlib.suppress(KeyError):
+            facts.append(line.format_map(known))
+    text = f"{group['group_id']}  {', '.join(facts)}".replace(", \n", "\n")
     if group["prompt"]:
         text += _indented(group["prompt"], "  > ")
     if not group["completions"]:
@@ -148,7 +157,7 @@ def _text(group: dict[str, Any]) -> str:
         shown = ", ".join(f"{name} {value:.3g}" for name, value in sorted(parts.items()))
         text += f"\n  [{completion['reward']:.3g}]" + (f" ({shown})" if len(parts) > 1 else "")
         versions = "+".join(str(version) for version, _ in completion["versions"]) or "-"
-        counted = f"{completion['token_count']} tokens"
+        counted = plural(completion["token_count"], "token")
         text += f" version {versions}, {counted}, {completion['finish_reason']}"
         text += _indented(completion["text"], "      ")
     return text + "\n"

@@ -36,9 +36,7 @@ def status(*, target: Target, as_json: JsonOption = False) -> None:
 
     Example: paceline status --run-dir runs/demo --json
     """
-    from paceline.observe.run_watcher import leader_status
-
-    reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
+    reply = status_of(target)
     from paceline.observe.fleet_file import supervisor_gone
     from paceline.rpc.auth import dashboard_link, read_token
 
@@ -60,6 +58,19 @@ def status(*, target: Target, as_json: JsonOption = False) -> None:
             link = dashboard_link(one.rest, token if console.is_terminal else None)
             line = f"dashboard ({one.controller_id}): {link}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def status_of(target: Target) -> admin_pb2.StatusReply:
+    """The leader's answer, or that of the files of a run that is over. Raises Unreachable."""
+    from paceline.observe.run_watcher import leader_status
+    from paceline.observe.runs import status_of_past
+
+    try:
+        return target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
+    except Unreachable:
+        if target.run_dir is None or not target.told_of_end():
+            raise
+        return status_of_past(target.run_dir)
 
 
 def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0) -> None:
@@ -115,7 +126,7 @@ def why(*, target: Target, as_json: JsonOption = False) -> None:
 def explain(target: Target) -> tuple[str, dict[str, Any], int]:
     """Tells what the run waits for, or by its files how it ended: as text, as JSON and as an exit
     status. Raises Unreachable if nobody can say."""
-    from paceline.observe.runs import is_run, read_run
+    from paceline.observe.runs import is_run, read_run, still_done
 
     run_dir = target.run_dir
     try:
@@ -129,6 +140,7 @@ def explain(target: Target) -> tuple[str, dict[str, Any], int]:
         words = {"interrupted": "was interrupted", "ended": "has ended"}
         sentence = f"the run {words.get(run.state, f'has {run.state}')} after step {run.steps}"
         sentence += f": {run.reason}" if run.reason else ""
+        sentence += still_done(run.path)
         failed = run.state == "failed"
         answer = {"sentence": sentence, "severity": "stuck" if failed else "ok"}
         again = "\n  continue it: the command that started it" if run.state in words else ""

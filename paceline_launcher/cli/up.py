@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.config.load import load_config
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline.observe.checkpoints import META, VOID
 from paceline.process.files import set_process_limits, without_links
 from paceline_launcher.cli.common import (
@@ -81,8 +81,9 @@ def up(
     note = check_begins_elsewhere(settings, directory)
     fleet = settings.fleet
     line = (
-        f"{settings.run.name}: {fleet.controllers} controllers, {fleet.policy} policy replicas of "
-        f"{fleet.policy_ranks} ranks, {fleet.rollout} rollout workers in {directory}"
+        f"{settings.run.name}: {plural(fleet.controllers, 'controller')}, "
+        f"{plural(fleet.policy, 'policy replica')} of {plural(fleet.policy_ranks, 'rank')}, "
+        f"{plural(fleet.rollout, 'rollout worker')} in {directory}"
     )
     workers = NodeWorkers(settings, machine_gpus(settings, os.environ))
     if attach and fresh:
@@ -108,7 +109,7 @@ def up(
             clear(settings, directory)
         extends_to = steps_to_extend_to(settings, directory)
         if left := end_leftovers(directory):
-            ended = f"ended {len(left)} processes that an earlier session left behind"
+            ended = f"ended {plural(len(left), 'process')} that an earlier session left behind"
             typer.echo(ended, err=as_json)
         if not fresh:
             check_no_leader(settings)
@@ -229,14 +230,15 @@ def print_outcome(summary: dict[str, Any], directory: Path) -> None:
 
 
 RESULTS = {
-    "run": "{status} after {steps} steps",
+    "run": "{status} after {steps}",
     "reason": "{reason}",
-    "trained": "{samples_trained} samples, {samples_per_s} samples/s",
+    "trained": "{samples_trained}, {samples_per_s} samples/s",
     "training reward": "{reward_first5} -> {reward_last5}, mean of 5 steps, of sampled completions",
     "held-out reward": "{eval_first} -> {eval_last}, of the most likely completions of other "
     "prompts",
+    "held-out prompts": "{eval_left_out}",
     "best checkpoint": "step {best_checkpoint_step}, held-out reward {best_checkpoint_eval}",
-    "staleness": "at most {max_staleness} steps (a group begins within train.max_staleness steps, "
+    "staleness": "at most {max_staleness} (a group begins within train.max_staleness steps, "
     "and a long one ends later)",
     "equal rewards": "within a share of {zero_variance_share} of the groups, which teaches nothing",
     "dropped groups": "{groups_dropped}; paceline events names them",
@@ -248,8 +250,11 @@ RESULTS = {
 
 
 def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    known = {"steps": "0"}
-    known |= {n: short(v) for n, v in summary.items() if v not in (None, 0, "", [], {})}
+    known = {n: short(v) for n, v in summary.items() if v not in (None, 0, "", [], {})}
+    known["steps"] = plural(int(summary.get("steps") or 0), "step")
+    for name, noun in (("samples_trained", "sample"), ("max_staleness", "step")):
+        if name in known:
+            known[name] = plural(round(summary[name]), noun)
     for name, line in RESULTS.items():
         with contextlib.suppress(KeyError):
             yield name, line.format_map(known)

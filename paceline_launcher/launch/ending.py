@@ -36,7 +36,7 @@ async def export_newest(
         note("no checkpoint to export")
         return None
     checkpoint, out = checkpoints[-1].path, run_dir / "export"
-    note(f"exporting {checkpoint}")
+    note(f"exporting {checkpoint}: torch is loaded, and the model written (log: {EXPORT_LOG})")
     trust = ["--trust-remote-code"] if config.model.trust_remote_code else []
     command = (*python_module("paceline_launcher"), "export", checkpoint, "--out", str(out), *trust)
     log = run_dir / EXPORT_LOG
@@ -48,7 +48,10 @@ async def export_newest(
     finally:
         if not ended.done():
             child.kill()
-    return out if await ended == 0 else None
+    if await ended != 0:
+        return None
+    note(f"exported the model to {out}; verifying the journal")
+    return out
 
 
 async def close_books(

@@ -23,7 +23,7 @@ from typing import Any
 
 from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
-from paceline.errors import BadInput, UserError, in_words
+from paceline.errors import BadInput, UserError, in_words, plural
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.projection import Projection
 from paceline.process.files import replace_file
@@ -147,7 +147,7 @@ class Run:
                 fleet.start_controllers()
                 fleet.start_workers()
             else:
-                note(f"took over {fleet.adopt_all()} running processes")
+                note(f"took over {plural(fleet.adopt_all(), 'running process')}")
             token = read_token(self.config.auth, self.run_dir) if self.console.private else None
             begun = self.earlier is not None
             watch = RunWatch(self.console, fleet, self._interrupts, self.extends_to, token, begun)

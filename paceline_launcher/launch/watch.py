@@ -25,6 +25,7 @@ from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.live_view import Console
 
 POLL_S = 0.5
+START_EVERY_S = 3.0  # between two questions what the first step waits for
 ASK_LIMIT_S = 2.0
 REMOVED = (
     "{run_dir} was removed while the run went on, with its journal and its checkpoints. Start the "
@@ -56,7 +57,8 @@ class RunWatch:
         self._place = place_of(self.fleet.specs.run_dir)
         self._events = FileTail(self.fleet.specs.run_dir / "events.jsonl")
         list(self._events.records())  # what an earlier session of the run left is no news
-        self._dashboard = self._trouble = ""
+        self._dashboard = self._trouble = self._start = ""
+        self._ask_why_at = time.monotonic() + START_EVERY_S
         self._stop: TimedStop | None = None  # set while the run is being stopped
 
     async def until_end(self, beside: Coroutine[Any, Any, None]) -> tuple[str, str]:
@@ -78,6 +80,7 @@ class RunWatch:
                         return end
                 except ControlPlaneUnavailable:
                     # An election, or they are still starting. A stop is timed all the same.
+                    self._note_start("waiting for the controllers, which start")
                     if first.done() and self.status is not None:
                         self._begin_stop(self.status)
                 except RequestRefused as error:
@@ -102,6 +105,23 @@ class RunWatch:
             self.console.note(words or "the run goes on")
         self._trouble = words
 
+    def _note_start(self, words: str) -> None:
+        """Says once what a run waits for before its first step."""
+        if (self.status is None or not self.status.step) and words not in ("", self._start):
+            self._start = words
+            self.console.note(words)
+
+    async def _tell_start(self) -> None:
+        """Asks, once in a few seconds, what the first step waits for."""
+        if time.monotonic() >= self._ask_why_at:
+            self._ask_why_at = time.monotonic() + START_EVERY_S
+            with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
+                why = await self.fleet.control.call(
+                    "AdminService.Why", admin_pb2.WhyRequest(), timeout_s=ASK_LIMIT_S
+                )
+                culprit = f"{why.culprit.name}, {why.because}" if why.culprit.name else ""
+                self._note_start(f"waiting for {culprit}" if culprit else "")
+
     async def poll(self) -> tuple[str, str] | None:
         """Looks at the run once, and acts on it. (status, reason) once it has ended."""
         if self._stop is not None:
@@ -120,6 +140,8 @@ class RunWatch:
         remedy = remedy_of(status.phase)
         self._note_trouble(f"{status.phase}. {remedy}".removesuffix(". ") if held else "")
         self.console.show(status)
+        if not status.step and status.phase in ("waiting", "running"):
+            await self._tell_start()
         if status.total_steps < self.extends_to:
             return None  # the journal's end; the leader has not extended the run yet
         if status.phase in ("finished", "failed"):

@@ -19,8 +19,8 @@ from paceline_launcher.preflight.findings import Finding, Findings, Start, fail,
 
 LENGTH, FIRST_ROW, PLACEMENT = "run length", "first row", "GPU placement"
 """Checks whose findings are shown even if all is well."""
-SLOW_S = 10.0
-"""A check that takes longer is named: a dead mount or a deaf server may never answer it."""
+SLOW_S = 2.0
+"""A check that takes longer is named: it imports torch, or a mount is dead, or a server deaf."""
 
 
 class Place(Flag):
@@ -91,7 +91,7 @@ def run_checks(start: Start, at: Place) -> Iterator[Finding]:
             why = f"fleet.provider is {provider}: this is checked where the processes start"
             yield replace(skip(why), name=check.name)
             continue
-        line = f"the check of {check.name} goes on: do its disk and its servers answer?"
+        line = f"checking {check.name}: what it imports, reads or asks takes its time"
         slow = threading.Timer(SLOW_S, print, [line], {"file": sys.stderr})
         slow.daemon = True
         slow.start()

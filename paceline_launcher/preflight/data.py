@@ -11,7 +11,7 @@ from paceline.config.model_files import model_file
 from paceline.config.schema import Config, length_in_words, run_steps
 from paceline.dataset.rows import DataError, Row, RowSource, prompt_of
 from paceline.dataset.training_rows import load_rows_of, open_source, open_training_rows
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline_launcher.preflight.findings import CORRECT, Finding, Findings, Start, fail, ok, warn
 
 ANSWERS = 64  # Rows of a source whose answers are looked at
@@ -66,7 +66,7 @@ def open_data(config: Config) -> FoundData:
             text = text if text.startswith(setting) else f"{setting}: {text}"
             findings.append(fail(text, error.remedy or CORRECT))
     rows = [read[setting] for setting in training if setting in read]
-    return FoundData(findings or [ok(f"{sum(map(len, rows))} rows")], rows)
+    return FoundData(findings or [ok(plural(sum(map(len, rows)), "row"))], rows)
 
 
 def prompt_lengths(start: Start) -> Findings:
@@ -90,7 +90,8 @@ def prompt_lengths(start: Start) -> Findings:
     longer = sum(count > most for count in counts)
     remedy = "Raise it, or set data.long_prompts to truncate them"
     if counts and longer == len(counts):
-        found = f"the shortest of {len(counts)} prompts has {min(counts)}, so that all are dropped"
+        known = plural(len(counts), "prompt")
+        found = f"the shortest of {known} has {min(counts)}, so that all are dropped"
         yield fail(f"data.max_prompt_tokens = {most}: {found}", remedy)
     elif longer:
         found = f"{longer} of the first {len(counts)} prompts are longer, and are dropped"

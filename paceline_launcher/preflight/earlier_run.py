@@ -11,7 +11,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.objective_options import DistillOptions
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import LENGTHS
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import DamagedFile, read_lines
 from paceline.observe.runs import can_extend, read_summary
@@ -39,7 +39,9 @@ def earlier_run(start: Start) -> Findings:
         extended = can_extend(run, lambda: steps_of(config))
         trained, steps = run.step, steps_of(config)
     if summary is not None and summary.get("status") == "finished" and not extended:
-        found = f"the run in {run_dir} is finished ({summary.get('steps')} steps)"
+        found = (
+            f"the run in {run_dir} is finished ({plural(int(summary.get('steps') or 0), 'step')})"
+        )
         remedy = f"Give it more steps with a larger {length}, run it again with --fresh, or"
         yield fail(found, f"{remedy} {another}")
         return

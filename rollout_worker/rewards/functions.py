@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import BUILT_IN_REWARDS
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline.payloads.group_limits import usable_reward
 from paceline.process.threads import replace_executor
 from paceline.process.user_code import NotFound, find, raised_in
@@ -167,7 +167,10 @@ async def score(
         else:
             column = [_call(reward, job.arguments(i), calling, i) for i in range(len(job))]
         if len(column) != len(job):
-            raise _bad(reward, f"returned {len(column)} values for {len(job)} completions")
+            raise _bad(
+                reward,
+                f"returned {plural(len(column), 'value')} for {plural(len(job), 'completion')}",
+            )
         for index, value in enumerate(column):
             values[index][reward.component] = _value(value, job, index, reward)
     return values
@@ -182,7 +185,9 @@ def _value(value: Any, job: Job, index: int, reward: Reward) -> float | list[flo
     else:
         places, what = job.each["token_count"][index], "tokens"
     if len(value) != places:
-        raise refusal(f"returned a list of {len(value)} rewards for {places} {what} of the model")
+        raise refusal(
+            f"returned a list of {plural(len(value), 'reward')} for {places} {what} of the model"
+        )
     return [number_of(one, refusal) for one in value]
 
 

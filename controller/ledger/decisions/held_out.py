@@ -14,6 +14,7 @@ from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
+from paceline.errors import plural
 from paceline.evaluation import SetScores
 from paceline.ids import Step, Version
 
@@ -45,14 +46,16 @@ def settle_evals(d: Decider) -> None:
 def _sampled(s: State, round_: EvalRound, asked: Version) -> ev.EvalRecorded:
     """The scores of the version that most rows were sampled with."""
     version = round_.most_scored
-    scored = {} if version is None else round_.scores[version].sets
+    counted = {} if version is None else round_.scores[version].sets
     results = []
     for eval_set in round_.sets:
-        scores = scored.get(eval_set.name, SetScores())
+        scores = counted.get(eval_set.name, SetScores())
         # A mean over few rows may be high by chance, and would be the best score of the run.
         metrics = scores.metrics() if 2 * scores.rows > eval_set.rows else {}
-        left_out = round_.scored(eval_set.name) - scores.rows
-        results.append(SetResult(eval_set.name, scores.rows, left_out, metrics))
+        scored = round_.scored(eval_set.name)
+        counts = scores.rows, scored - scores.rows
+        failed = eval_set.rows - scored
+        results.append(SetResult(eval_set.name, *counts, metrics, failed))
     name, metric = s.run.judging
     judging = next((each for each in results if each.name == name), SetResult(name, 0, 0, {}))
     return ev.EvalRecorded(
@@ -110,7 +113,7 @@ def _record(d: Decider, evaluation: ev.EvalRecorded) -> None:
         moved, shown = f"{s.run.best_metric or 'the held-out reward'} has not risen", f"{score:.3f}"
         if s.run.recorded:
             moved, shown = "the held-out loss has not fallen", f"{-score:.4f}"
-        why = f"early stopping: {moved} for {evals.since_best} evaluations; "
+        why = f"early stopping: {moved} for {plural(evals.since_best, 'evaluation')}; "
         d.emit(ev.StopRequested("early-stopping", f"{why}the best was {shown} after step {best}"))
 
 

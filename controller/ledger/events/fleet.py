@@ -16,6 +16,7 @@ from controller.ledger.events.event import (
 from controller.ledger.specs import LinkSpec, MeshSpec, WorkerSpec, values
 from controller.ledger.state.fleet import Failures, Mesh, Worker
 from controller.ledger.state.state import State
+from paceline.errors import plural
 from paceline.ids import MeshEpoch, Version
 from paceline.observe.vocabulary import (
     ATTRIBUTED,
@@ -255,7 +256,7 @@ class WeightsWithdrawn(Event):
     def text(self) -> str:
         return (
             f"weights of version {self.version} from {self.worker_id} are withdrawn: the other "
-            f"replicas' weights differ ({len(self.receivers)} receivers)"
+            f"replicas' weights differ ({plural(len(self.receivers), 'receiver')})"
         )
 
 

@@ -10,8 +10,10 @@ from controller.ledger.specs import HELD_OUT, EvalSet, GroupMeta, LeasedTask, Se
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
+from paceline.errors import plural
 from paceline.evaluation import RowScore
 from paceline.ids import Step, TaskId, Version
+from paceline.observe.held_out import left_out_in_words
 from paceline.observe.vocabulary import Severity
 
 
@@ -189,7 +191,7 @@ class EvalScheduled(Event):
     def text(self) -> str:
         named = [each.name for each in self.sets if len(self.sets) > 1 or each.name != HELD_OUT]
         of = f" of {', '.join(named)}" if named else ""
-        return f"evaluation after step {self.step} started over {self.rows} prompts{of}"
+        return f"evaluation after step {self.step} started over {plural(self.rows, 'prompt')}{of}"
 
 
 @event(wakes=frozenset({Topic.ISOLATED}), directs=False, listed=False)
@@ -238,7 +240,8 @@ class EvalRecorded(Event):
     def text(self) -> str:
         shown = "; ".join(map(self._set_in_words, self.sets)) or "no prompt could be scored"
         if self.loss is not None:
-            shown = f"loss {self.loss:.4f} over {self.count} rows"
+            shown = f"loss {self.loss:.4f} over {plural(self.count, 'row')}"
+            shown += left_out_in_words(0, self.left_out)
         return f"evaluation after step {self.step}: {shown}"
 
     def _set_in_words(self, result: SetResult) -> str:
@@ -246,9 +249,11 @@ class EvalRecorded(Event):
         judging, _, metric = self.metric.partition("/")
         unnamed = len(self.sets) == 1 and self.metric == f"{HELD_OUT}/reward"
         name = "" if unnamed else f"{result.name}: "
+        left_out = left_out_in_words(result.left_out, result.failed)
         if not result.metrics:
             few = f"too few prompts were scored with one version of the weights ({result.count})"
-            return name + (f"no reward, {few}" if result.count else "no prompt could be scored")
+            told = f"no reward, {few}" if result.count else "no prompt could be scored"
+            return f"{name}{told}{left_out}"
         shown = dict.fromkeys([metric, "reward"] if judging == result.name else ["reward"])
         values = ", ".join(f"{key} {result.metrics[key]:.3f}" for key in shown)
-        return f"{name}{values} over {result.count} prompts"
+        return f"{name}{values} over {plural(result.count, 'prompt')}{left_out}"

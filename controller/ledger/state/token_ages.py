@@ -12,6 +12,7 @@ the step starts from.
 from controller.ledger.enums import DropReason
 from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
+from paceline.errors import plural
 from paceline.ids import Step
 
 
@@ -52,8 +53,8 @@ def too_old(s: State, group: GroupMeta, step: Step) -> tuple[DropReason, str] | 
         if any(age <= oldest for age in ages):
             return None
         age = min(age for age, _ in token_ages(s, group, step))
-        return DropReason.EXPIRED, f"its youngest token is {age} steps old at step {step}"
+        return DropReason.EXPIRED, f"its youngest token is {plural(age, 'step')} old at step {step}"
     age = max(s.versions.staleness(group.min_version, step), *ages)
     if age <= s.run.max_staleness:
         return None
-    return DropReason.STALE, f"{age} steps old at step {step}"
+    return DropReason.STALE, f"{plural(age, 'step')} old at step {step}"

@@ -25,27 +25,32 @@ export class Refusal extends Error {
 // In this page's memory alone: what an origin stores, the next process that listens on its port can
 // read. After a reload the user is asked again.
 let kept = "";
+let proving = false; // once the page had a token, it believes no answer without a proof
 export const storedToken = () => kept;
 export const storeToken = (token) => {
   kept = token;
+  proving ||= Boolean(token);
 };
 export const forgetToken = () => storeToken("");
 
 const hex = (bytes) => [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
 
 // Proves that this page has the token, without sending it: paceline/rpc/request_proof.py. Whoever
-// took the port of a controller that died gets a proof of this one request.
-function proof(token, method, path, body) {
-  const bytes = (text) => new TextEncoder().encode(text);
-  const digest = hex(sha256(bytes(body || "")));
-  const signed = [Date.now(), hex(crypto.getRandomValues(new Uint8Array(16))), digest];
-  const mac = hex(hmac(bytes(token), bytes([method, path, ...signed].join("\n"))));
-  return `Paceline ${[...signed, mac].join(".")}`;
+// took the port of a controller that died gets a proof of this one request, and can prove no answer.
+const bytes = (text) => new TextEncoder().encode(text);
+const mac = (token, ...lines) => hex(hmac(bytes(token), bytes(lines.join("\n"))));
+
+function proof(token, nonce, method, path, body) {
+  const signed = [Date.now(), nonce, hex(sha256(bytes(body || "")))];
+  return `Paceline ${[...signed, mac(token, method, path, ...signed)].join(".")}`;
 }
 
-let readsNeedToken = false;
-export function setReadsNeedToken(needed) {
-  readsNeedToken = needed;
+async function proven(response, token, nonce) {
+  const body = new Uint8Array(await response.arrayBuffer());
+  const wanted = mac(token, "answer", nonce, response.status, hex(sha256(body)));
+  if (response.status !== 401 && response.headers.get("paceline-proof") !== wanted)
+    throw new Error("a stranger may have taken the port of a controller");
+  return JSON.parse(new TextDecoder().decode(body));
 }
 
 // Asks the user for the token; set by the dialog, which needs this module.
@@ -58,8 +63,10 @@ export async function request(base, path, { method = "GET", body, token } = {}) 
   const write = method !== "GET";
   const headers = { Accept: "application/json" };
   const target = new URL(`${base}/api/v1/${path}`);
-  const secret = token ?? (write || readsNeedToken ? storedToken() : "");
-  if (secret) headers.Authorization = proof(secret, method, target.pathname + target.search, body);
+  const secret = token ?? storedToken();
+  const nonce = hex(crypto.getRandomValues(new Uint8Array(16)));
+  if (secret)
+    headers.Authorization = proof(secret, nonce, method, target.pathname + target.search, body);
   if (body) headers["Content-Type"] = "application/json";
   const stop = new AbortController();
   const timer = setTimeout(() => stop.abort(), write ? COMMAND_TIMEOUT_MS : READ_TIMEOUT_MS);
@@ -77,7 +84,7 @@ export async function request(base, path, { method = "GET", body, token } = {}) 
     });
     if (response.type === "opaqueredirect")
       throw new Refusal(307, "another controller leads by now: try again");
-    answer = await response.json();
+    answer = await (secret ? proven(response, secret, nonce) : response.json());
   } finally {
     clearTimeout(timer);
   }
@@ -92,7 +99,11 @@ export async function request(base, path, { method = "GET", body, token } = {}) 
 // Reads go to the controller that answered last; if it is silent or refuses, to the next one:
 // whoever took the port of a controller that died may refuse as well.
 export async function ask(path) {
-  const token = readsNeedToken ? storedToken() : "";
+  if (proving && !storedToken()) {
+    await askToken();
+    if (!storedToken()) throw new Refusal(401, "this page needs the run's token again");
+  }
+  const token = storedToken();
   let error = null;
   for (let n = 0; n < bases.length; n++) {
     try {
@@ -103,11 +114,8 @@ export async function ask(path) {
     }
   }
   if (error.status !== 401) throw error;
-  // Only a token that was sent and refused is forgotten; then the read is tried without.
-  if (token && token === storedToken()) forgetToken();
-  readsNeedToken = !token && Boolean(storedToken());
-  if (token || readsNeedToken) return ask(path);
-  await askToken();
+  if (token === storedToken()) forgetToken(); // else another one is stored by now
+  if (!token) await askToken();
   throw error;
 }
 

@@ -6,7 +6,6 @@ import {
   forgetToken,
   onTokenNeeded,
   Refusal,
-  setReadsNeedToken,
   storedToken,
   storeToken,
 } from "./api.js";
@@ -97,7 +96,7 @@ onTokenNeeded(async () => {
   if (!asking && (Date.now() < askAgainAt || $("dialog").open)) return false;
   asking ??= confirmed({
     title: "This controller asks for the run's token",
-    text: "It is reachable from other machines, so reading needs the token too.",
+    text: "It is reachable from other machines, or has another token than this page had.",
     yes: "Go on",
     unanswered: "No controller answers: try again.",
     act: async (token) => {
@@ -105,7 +104,6 @@ onTokenNeeded(async () => {
     },
   })
     .then((done) => {
-      setReadsNeedToken(done);
       if (!done) askAgainAt = Date.now() + ASK_AGAIN_MS;
       return done;
     })

@@ -6,7 +6,7 @@ export function number(v, digits = 3) {
   return missing(v) ? "–" : Number(v).toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
-export const whole = (v) => Math.round(v).toLocaleString("en");
+export const whole = (v) => (missing(v) ? "–" : Math.round(v).toLocaleString("en"));
 
 export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 

@@ -14,6 +14,7 @@ from pydantic import (
 
 from paceline.config.fields import (
     AT_START,
+    CARRIED,
     LEASE,
     OBJECTIVE,
     STEP,
@@ -68,8 +69,9 @@ def _names_rewards(value: Any) -> Any:
                 "or a function of your own as package.module:function"
             )
     for name, weight in value.items() if isinstance(value, dict) else ():
-        if not isinstance(weight, int | float):
-            raise ValueError(f"the weight of {name} is {weight!r}. Write a number")
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not abs(weight) < CARRIED:  # NaN is not either
+            raise ValueError(f"the weight of {name} is {weight!r:.40}. Write a finite number")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from operator import attrgetter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,14 @@ from hypothesis import strategies as st
 
 from paceline.config import Config, ConfigError, fleet_digest, load_config, to_toml
 from paceline.config.load import field_lines, unknown_setting
-from paceline.config.schema import AUTO_FANOUT
+from paceline.config.schema import AUTO_FANOUT, SETTINGS
 from tests.fixtures.configs import config_of
 
 MINIMAL = '[model]\npath = "m"\n\n[data]\npath = "d"\n'
+
+
+def kinds(annotation: object) -> set[object]:
+    return {annotation}.union(*(kinds(inner) for inner in get_args(annotation)))
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -80,6 +85,22 @@ def test_a_name_that_is_no_setting_is_said_with_what_was_meant(name: str, said: 
     why = unknown_setting(name)
     assert said in why and len(why) < 1000
     assert not unknown_setting("train.optimizer.lr")
+
+
+NUMBERS = [n for n, info in SETTINGS.items() if {int, float} & kinds(info.annotation)]
+IN_TABLES = ("rollout.vllm.x", "objective.beta", "reward.functions.exact_match", "fleet.scorers.j")
+
+
+@pytest.mark.parametrize("odd", ["nan", "-inf", "1" + 40 * "0"])
+def test_a_number_that_is_none_is_refused_by_the_name_of_its_setting(
+    tmp_path: Path, odd: str
+) -> None:
+    for setting in NUMBERS if odd == "nan" else ():
+        assert f": {setting} = NaN: " in refusal(tmp_path, MINIMAL, f"{setting}=nan")
+    for setting in IN_TABLES:
+        *path, last = setting.split(".")
+        told = refusal(tmp_path, MINIMAL, f'{".".join(path)}={{"{last}"={odd}}}')
+        assert "finite number" in told or "less than" in told, told
 
 
 def test_every_problem_is_said_at_once(tmp_path: Path) -> None:

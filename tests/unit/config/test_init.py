@@ -74,6 +74,18 @@ def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
     assert load_config(out).run.name == "tiny"
 
 
+def test_the_tiny_one_is_refused_where_its_model_and_data_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out in ("new/run.toml", "-"):
+        refused = init(out)
+        assert isinstance(refused.exception, BadInput)
+        assert "root of the repository" in str(refused.exception)
+    assert list(tmp_path.iterdir()) == []
+    assert init("--size", "small", "new/run.toml").exit_code == 0
+
+
 def test_standard_output_gets_the_configuration_alone(tmp_path: Path) -> None:
     done = init("--algorithm", "dapo", "-")
     out = tmp_path / "run.toml"

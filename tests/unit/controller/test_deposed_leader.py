@@ -11,6 +11,7 @@ from controller import replicated_controller
 from controller.replicated_controller import READING, Controller
 from controller.status import status_head
 from controller.store.journal import Deposed
+from paceline.observe.projection import Glance
 from tests.fixtures.configs import config_of
 
 
@@ -36,7 +37,7 @@ def won(monkeypatch: pytest.MonkeyPatch) -> Controller:
         identity=SimpleNamespace(controller_id="c"),
         clock=SimpleNamespace(monotonic=lambda: 7.0, time=lambda: 7.0),
         stores=SimpleNamespace(journal=None, payloads=None),
-        projector=SimpleNamespace(glance=SimpleNamespace(reward_trouble="")),
+        projector=SimpleNamespace(glance=Glance()),
     )
     rows: Any = asyncio.get_running_loop().create_future()
     rows.set_result(None)

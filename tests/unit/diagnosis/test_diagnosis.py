@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from controller.diagnosis.collect import unlearned
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.evidence import Diagnosis, Evidence, LeaseEvidence, Process
 from controller.ledger import decisions as cmd
 from controller.ledger.enums import Phase, Role, SuspendStage
+from controller.status import unlearned
 from paceline.observe.vocabulary import DeathCause, FaultCause, Severity
 from paceline.process.waits import Wait, WaitKind
 from testbed.faults import failpoints
@@ -128,6 +128,23 @@ def without_memory(*loaded: str) -> Evidence:
     for name in loaded:
         run.observe(name, loaded=1)
     return evidence(run)
+
+
+def last_evaluation() -> Evidence:
+    """All steps are committed, and the worker generates for the evaluation after the last."""
+    run = Driven.fleet("p0", "r0", steps=1, eval_rows=4, eval_every=1)
+    for lease in run.lease("r0", 4).leases:
+        run.submit("r0", lease)
+    run.train()
+    generates = wait(WaitKind.ENGINE, "generating", age_s=9.0)
+    idle = replace(GROUPS, age_s=9.0)
+    return evidence(
+        run,
+        worker("p0", waits=(idle,)),
+        worker("r0", waits=(generates,), still_s=0.1),
+        since_commit_s=60.0,
+        usual_step_s=0.5,
+    )
 
 
 # ---- the run
@@ -246,6 +263,7 @@ STATES: dict[str, Callable[[], Evidence]] = {
     "without a leader": lambda: running(**NO_LEADER),
     "two of four workers are dead": lambda: without("p1", "r1"),
     "all replicas are dead": lambda: without("p0", "p1"),
+    "the last evaluation": last_evaluation,
     "nothing is learned": lambda: running(unlearned="learns next to nothing"),
     "finished": lambda: over(Phase.FINISHED, ""),
     "failed": lambda: over(Phase.FAILED, "no replica is left"),

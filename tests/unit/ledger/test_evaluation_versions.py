@@ -3,6 +3,7 @@
 import pytest
 
 from controller.ledger import events as ev
+from paceline.observe.held_out import HeldOut
 from tests.fixtures.ledgers import Driven
 
 
@@ -53,6 +54,12 @@ def test_the_score_is_of_the_version_of_most_rows_and_others_are_left_out() -> N
     recorded = run.event(ev.EvalRecorded)
     assert (recorded.version, recorded.reward_mean, recorded.count) == (0, 0.75, 3)
     assert recorded.left_out == 2
+    told = "left out: 2 sampled with other weights"
+    assert recorded.text().endswith(told)
+    held_out = HeldOut()
+    for event in run.journal:
+        held_out.take(event["type"], event)
+    assert told in held_out.trouble and told in held_out.left_out
     run.failover()
 
 
@@ -69,6 +76,7 @@ def test_a_round_without_a_version_of_most_rows_has_no_score_that_could_be_the_b
     recorded = run.event(ev.EvalRecorded)
     assert (recorded.reward_mean, recorded.count, recorded.left_out) == (None, 2, 1)
     assert "too few" in recorded.text()
+    assert "left out: 1 sampled with other weights and 1 without a score" in recorded.text()
     assert run.state.evals.scores == {}
     run.failover()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paceline.errors import plural
 from paceline.observe.curves import Progress
 from paceline.rpc.auth import dashboard_link
 from paceline.v1 import admin_pb2, common_pb2
@@ -95,6 +96,27 @@ def test_plain_lines_are_few_and_include_the_last_step() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
     assert "step 10/10" in lines[-1]
+
+
+def test_what_no_step_shows_is_said_once_in_a_while() -> None:
+    """An evaluation, and that nothing is learned: the view was silent."""
+    out = io.StringIO()
+    console = PlainConsole(Console(file=out, width=80), Progress())
+    for step in range(4):
+        reply = status(step)
+        reply.reason = "evaluation after step 0 (64 prompts, 12 done)"
+        reply.reward_trouble = f"the run learns next to nothing: 100% of the last {step} steps"
+        console.show(reply)
+    told = out.getvalue()
+    assert told.count("evaluation after step 0") == told.count("learns next to nothing") == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "told"),
+    [(0, "row", "0 rows"), (1, "controller", "1 controller"), (2000, "process", "2,000 processes")],
+)
+def test_one_is_no_plural(count: int, noun: str, told: str) -> None:
+    assert plural(count, noun) == told
 
 
 def test_the_token_is_shown_to_a_terminal_whole_and_never_to_a_log() -> None:

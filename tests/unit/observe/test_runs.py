@@ -108,6 +108,25 @@ def test_runs_are_listed_newest_first_and_compared_or_refused(
     GOLDEN.check(case, re.sub(r"\d+ d \d+ h ago", "long ago", said))
 
 
+@pytest.mark.parametrize("summary", ["{", "[1]", '{"status": "failed", "steps": "many"}'])
+def test_a_damaged_run_says_how_and_when_it_changed(here: Path, summary: str) -> None:
+    make_run(here / "run", [0.1], 500.0)
+    (here / "run" / "summary.json").write_text(summary)
+    last_changed(here / "run", 700.0)
+    (run,) = find_runs(here)
+    assert (run.changed, run.steps) == (700.0, None)
+    assert run.state == "failed" or ("summary.json" in run.reason and run.state == "damaged")
+
+
+def test_a_run_whose_launcher_still_exports_says_so(here: Path) -> None:
+    run_dir = write_run(here / "runs" / "one")
+    FleetRecord("one", supervisor=ProcessId.of(os.getpid())).write(run_dir)
+    (run_dir / "config.toml").write_text('[model]\npath = "m"\n[data]\npath = "d"\n')
+    for command in ("why", "status"):
+        told = invoke(command, "--run-dir", str(run_dir))
+        assert told.exit_code == 0 and "exported" in told.stdout, told.exception
+
+
 def test_a_run_whose_supervisor_lives_is_running(runs: Path) -> None:
     mine = ProcessId.of(os.getpid())
     FleetRecord("c", supervisor=mine).write(runs / "deeper" / "c")

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from paceline.observe import samples
+from paceline.observe.groups import Filter, Group, listed
 from paceline.observe.samples import ArchiveReader, ArchiveWriter, archived_steps
 
 
@@ -18,7 +20,11 @@ def row(group_id: str, step: int, attempt: int = 1, **values: Any) -> dict[str, 
 
 
 def content(text: str) -> dict[str, Any]:
-    return {"prompt": "1+1=", "completions": json.dumps([{"text": text, "reward": 1.0}])}
+    return {
+        "prompt": "1+1=",
+        "generate_s": 1.5,
+        "completions": json.dumps([{"text": text, "reward": 1.0}]),
+    }
 
 
 def noise(length: int, seed: int) -> str:
@@ -35,9 +41,17 @@ def test_groups_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert of_row == [("t0", 0), ("t9", 1)]
     found = reader.group("t0")
     assert found is not None and found["prompt"] == "1+1=" and found["reward_mean"] == 0.5
+    assert found["generate_s"] == 1.5
     assert found["completions"] == [{"text": "2", "reward": 1.0}]
     facts_only = reader.group("t9")
     assert facts_only is not None and facts_only["completions"] == []
+    # What is not known is no zero.
+    whole = TypeAdapter(Group).validate_python(facts_only)
+    assert (whole.generate_s, whole.reward_mean, whole.owner, whole.min_version) == (None,) * 4
+    unknown, known = reader.groups()[1], reader.groups()[0]
+    assert (unknown.tokens, unknown.reward_mean, known.reward_mean) == (None, None, 0.5)
+    best = listed(reader.groups(), Filter(), "reward", 3).groups
+    assert best[0] is known and not listed([unknown], Filter(min_reward=-1.0), "reward", 3).total
     assert reader.group("t77") is None
     assert archived_steps(tmp_path) == {1, 2}
 

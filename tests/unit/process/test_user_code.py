@@ -54,3 +54,28 @@ def test_children_of_a_library_get_the_safe_path_only_inside(
     with safe_path_for_children():
         assert os.environ[SAFE_PATH] == "1"
     assert SAFE_PATH not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mine.scores:exactly_sort", "exactly_sorted"),
+        ("mine.scores:Judge.scor", "score"),
+        ("mine.score:exactly_sorted", "mine.scores"),
+        ("minne:score", "mine"),
+        ("mine.scores:nothing_like_it", ""),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_told_with_what_was_meant(
+    here: Path, name: str, meant: str
+) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "__init__.py").touch()
+    text = "def exactly_sorted(): ...\nclass Judge:\n    def score(self): ...\n"
+    (here / "mine" / "scores.py").write_text(text)
+    for module in [module for module in sys.modules if module.startswith("mine")]:
+        del sys.modules[module]
+    with pytest.raises(NotFound) as told:
+        find(name)
+    assert (f"Did you mean {meant}?" in str(told.value)) == bool(meant)
+    assert ("Did you mean" in str(told.value)) == bool(meant)

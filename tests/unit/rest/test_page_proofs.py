@@ -48,6 +48,28 @@ console.log(JSON.stringify(await api.ask("run").catch(() => asked)));
 """
 
 
+FORGED = """
+globalThis.location = new URL("http://127.0.0.1:1/");
+globalThis.document = { addEventListener: () => null };
+const { hmac, sha256 } = await import(process.argv[1].replace("api.js", "sha256.js"));
+const [text, hex] = [(t) => new TextEncoder().encode(t), (b) => Buffer.from(b).toString("hex")];
+const strangers = process.argv[2].split(",");
+globalThis.fetch = async (url, { headers }) => {
+  const port = new URL(url).port;
+  const body = text(JSON.stringify(strangers.includes(port) ? "made up" : "run"));
+  const nonce = headers?.Authorization?.split(".")[1];
+  const lines = ["answer", nonce, 200, hex(sha256(body))].join("\\n");
+  const mac = strangers.includes(port) ? "00" : hex(hmac(text("token"), text(lines)));
+  return { ok: true, status: 200, headers: new Map([["paceline-proof", mac]]),
+    arrayBuffer: async () => body, json: async () => JSON.parse(Buffer.from(body)) };
+};
+const api = await import(process.argv[1]);
+api.storeToken("token");
+api.learnControllers([{ rest: "http://127.0.0.1:2", state: "stands by" }]);
+console.log(JSON.stringify(await api.ask("run").catch((e) => e.message.split(" ")[1])));
+"""
+
+
 def run(script: str, module: str, tmp_path: Path, *arguments: str, given: str = "") -> object:
     """The JSON that ``script`` prints of a module of the page."""
     node = shutil.which("node")
@@ -91,3 +113,10 @@ def test_who_took_the_port_of_a_dead_leader_and_refuses_is_left_for_the_next(
     tmp_path: Path, refusing: str, found: str
 ) -> None:
     assert run(REFUSED, "api.js", tmp_path, refusing) == found
+
+
+@pytest.mark.parametrize(("strangers", "found"), [("1", "run"), ("2", "run"), ("1,2", "stranger")])
+def test_who_took_a_port_and_answers_with_made_up_json_is_not_believed(
+    tmp_path: Path, strangers: str, found: str
+) -> None:
+    assert run(FORGED, "api.js", tmp_path, strangers) == found

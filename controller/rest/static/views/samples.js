@@ -30,10 +30,10 @@ let shading = "logprob";
 
 // A fact of a line of facts is not cut at the line's end.
 const unbroken = (text) => text.replaceAll(" ", "\u00a0");
-const measured = (g, text) => (g.sequences ? text() : "–");
+const fixed = (v) => (v === null ? "–" : v.toFixed(3));
 
 function versionsText(g) {
-  if (!g.sequences) return "–";
+  if (g.min_version === null) return "–";
   if (g.min_version === g.max_version) return String(g.min_version);
   return `${g.min_version}–${g.max_version}`;
 }
@@ -47,13 +47,13 @@ const groupsTable = new Table(
       node: (g) => button("link", g.group_id, () => choose(g.group_id)),
     },
     { title: "state", value: (g) => (g.reason ? `dropped: ${g.reason}` : g.state) },
-    { title: "reward", num: true, value: (g) => measured(g, () => g.reward_mean.toFixed(3)) },
-    { title: "± spread", num: true, value: (g) => measured(g, () => g.reward_std.toFixed(3)) },
-    { title: "tokens", num: true, value: (g) => measured(g, () => whole(g.tokens)) },
-    { title: "stale", num: true, value: (g) => (g.reason ? "–" : String(g.staleness)) },
-    { title: "step", num: true, value: (g) => (g.step ? String(g.step) : "–") },
+    { title: "reward", num: true, value: (g) => fixed(g.reward_mean) },
+    { title: "± spread", num: true, value: (g) => fixed(g.reward_std) },
+    { title: "tokens", num: true, value: (g) => whole(g.tokens) },
+    { title: "stale", num: true, value: (g) => whole(g.staleness) },
+    { title: "step", num: true, value: (g) => whole(g.step) },
     { title: "versions", num: true, value: versionsText },
-    { title: "by", value: (g) => (g.owner || g.detail).slice(0, 80) },
+    { title: "by", value: (g) => (g.owner || g.detail || "–").slice(0, 80) },
   ],
   (g) => `${g.group_id}/${g.attempt}${g.reason || ""}`,
   "Groups",
@@ -129,14 +129,13 @@ async function choose(id) {
 function showGroup(g) {
   const head = make("header");
   const facts = [
-    `reward ${g.reward_mean.toFixed(3)} ± ${g.reward_std.toFixed(3)}`,
-    `${plural(g.staleness, "step")} stale`,
-    ...(g.generate_s
-      ? [`generated in ${seconds(g.generate_s)}, scored in ${seconds(g.reward_s)}`]
-      : []),
-    `by ${g.owner}`,
-    `row ${g.dataset_row}, epoch ${g.epoch}`,
-  ];
+    `reward ${fixed(g.reward_mean)} ± ${fixed(g.reward_std)}`,
+    g.staleness !== null && `${plural(g.staleness, "step")} stale`,
+    g.generate_s !== null && `generated in ${seconds(g.generate_s)}`,
+    g.reward_s !== null && `scored in ${seconds(g.reward_s)}`,
+    g.owner !== null && `by ${g.owner}`,
+    g.dataset_row !== null && `row ${g.dataset_row}, epoch ${g.epoch}`,
+  ].filter(Boolean);
   const label = make("label", "facts", "Shade ");
   const select = make("select");
   for (const [value, text] of Object.entries(SHADINGS))
@@ -152,7 +151,8 @@ function showGroup(g) {
     label,
   );
   const list = make("div", "completions");
-  list.append(...g.completions.map(completion));
+  const kept = g.completions.map((c) => ({ ...c, tokens: c.tokens ?? [] }));
+  list.append(...kept.map(completion));
   const prompt = make("pre", "prompt", g.prompt || NO_TEXT);
   prompt.tabIndex = 0;
   prompt.setAttribute("aria-label", "Prompt");
