@@ -19,7 +19,7 @@ from paceline.config.schema import SECTIONS, SETTINGS, TABLES, Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import BadInput
 from paceline.masking import masked_settings
-from paceline.process.files import read_ours
+from paceline.process.files import read_ours, start_owner
 
 FLEET_SECTIONS = (
     *("run", "model", "data", "reward", "train", "objective", "evaluation", "rollout", "scorers"),
@@ -50,9 +50,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     except ValidationError as error:
         places = {field: f"{path} line {line}" for field, line in field_lines(text).items()}
         for override, (field, _) in parsed.items():
-            places[field] = f"--set {override}"
+            places[field] = f"--set {_shown(override)}"
             for depth in range(1, len(field)):
-                places.setdefault(field[:depth], f"--set {override}")
+                places.setdefault(field[:depth], places[field])
         problems = "\n".join(_described(error, places, str(path)))
         # A run's own file: a release that knows all its settings has written it.
         strange = re.search(r"^.* line \d+: \S+ (?=is not a setting)", problems, re.MULTILINE)
@@ -80,6 +80,13 @@ def _no_toml(path: Path, text: str, message: str) -> str:
     if equals:
         there = f"{name.strip()} = {masked_settings(value.strip(), name.strip())}"
     return f"{path} line {number}: {there}: not valid TOML: {problem}. {remedy}"
+
+
+def _shown(override: str) -> str:
+    """``section.field=value``; a text is masked if the name is that of a secret."""
+    name, _, text = override.partition("=")
+    is_text = isinstance(_parse_override(override)[1], str)
+    return f"{name}={masked_settings(text, name) if is_text else text}"
 
 
 def to_toml(config: Config, *, mask: bool = False) -> str:
@@ -133,7 +140,7 @@ def parse_setting(text: str, option: str = "--set ") -> tuple[str, Any]:
     field, value = _parse_override(text, option)
     name = ".".join(field)
     if why := unknown_setting(name):
-        raise ConfigError(f"{option}{text}: {why}")
+        raise ConfigError(f"{option}{_shown(text)}: {why}")
     return name, value
 
 
@@ -157,9 +164,8 @@ def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def _read(path: Path) -> str:
     try:
-        # It names code that will run. Code of the directory where somebody starts Paceline runs
-        # anyway: in a container, root often works in a directory of the host's user.
-        content = read_ours(path, linked=True, trusted=Path.cwd().stat().st_uid)
+        # It names code that will run.
+        content = read_ours(path, linked=True, trusted=start_owner())
         # Editors of Windows begin a file with a mark of its encoding.
         return content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -185,7 +191,7 @@ def _put(raw: dict[str, Any], keys: Field, value: Any, override: str) -> None:
     for key in keys[:-1]:
         inner = table.setdefault(key, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {override}: {key} is a value, not a section")
+            raise ConfigError(f"--set {_shown(override)}: {key} is a value, not a section")
         table = inner
     table[keys[-1]] = value
 

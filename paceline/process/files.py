@@ -42,13 +42,14 @@ def check_ours(directory: Path) -> None:
     such directory."""
     _judge_link(directory, 0)
     _judge(directory, directory.stat())
+    trusted = (os.geteuid(), 0, _unmapped_user(), start_owner())
     for above in _way_to(directory.absolute()):
-        _judge_link(above, 0)
-        status, shown = above.stat(), _unmapped_user()
-        if status.st_uid not in (os.geteuid(), 0, shown) and not _has_one_owner(above, status):
+        _judge_link(above, start_owner())
+        status = above.stat()
+        if status.st_uid not in trusted and not _has_one_owner(above, status):
             raise NotOurs(
                 f"{above} belongs to {_user(status.st_uid)}, who can put another directory in the "
-                f"place of {directory}: choose one below directories of your own"
+                f"place of {directory}: choose one below directories of your own, or start there"
             )
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             _judge(above, status, status.st_uid)
@@ -60,6 +61,15 @@ def _way_to(path: Path) -> Iterator[Path]:
         yield place
         if place.is_symlink():
             yield from _way_to(place.parent / place.readlink())
+
+
+def start_owner() -> int:
+    """Owner of the directory where somebody starts Paceline, whose code runs anyway: in a
+    container, root often works in a directory of the host's user."""
+    try:
+        return Path.cwd().stat().st_uid
+    except FileNotFoundError:
+        return 0  # it was removed
 
 
 def _unmapped_user() -> int:

@@ -98,7 +98,7 @@ class FailedAttempts:
         try:
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(kept, indent=1, default=str))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             event(logger, "failed attempt not kept", logging.WARNING, why=error)
             return None
         self._kept += 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.config.load import load_config
+from paceline.config.load import ConfigError, load_config, parse_setting
 from paceline.errors import BadInput, one_line
 from paceline.masking import MASK, masked, masked_settings
 from paceline.process.lifetime import exit_status
@@ -99,6 +99,15 @@ def test_settings_are_masked_wherever_they_stand() -> None:
         "max_token": 3,
         "token_file": "/t",
     }
+
+
+@pytest.mark.parametrize("name", ["auth.token", "redis.password"])
+def test_a_setting_that_does_not_exist_hides_its_value(tmp_path: Path, name: str) -> None:
+    given = f"{name}={SECRET}"
+    for use in (parse_setting, lambda text: load_config(write_config(tmp_path), [text])):
+        with pytest.raises(ConfigError) as refused:
+            use(given)
+        assert SECRET not in str(refused.value) and f"{name}={MASK}" in str(refused.value)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -123,13 +123,17 @@ def test_a_run_directory_that_every_user_can_replace_is_refused(run_dir: Path) -
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_run_directory_below_one_of_another_user_is_refused(run_dir: Path, shared: bool) -> None:
+def test_a_run_directory_below_one_of_another_user_is_refused(
+    run_dir: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They could put another one in its place, whatever its mode."""
     given_away(run_dir.parent)
     if shared:
         run_dir.parent.chmod(0o1777)
     with pytest.raises(NotOurs, match=f"{run_dir.parent} belongs to .* choose one below"):
         own_token(run_dir)
+    monkeypatch.chdir(run_dir.parent)
+    assert own_token(run_dir) == TOKEN, "their code runs anyway"
 
 
 @pytest.mark.parametrize("middle", [False, True])
