@@ -62,6 +62,9 @@ class RolloutConfig(Section):
     the model's limit."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision in which the engine computes. auto uses model.dtype."""
+    cuda_graphs: bool = True
+    """On CUDA the transformers engine runs each decode step as one graph, captured at the first
+    step of its size. The settings of vLLM's graphs are in rollout.vllm."""
     on_update: Literal["keep", "recompute", "drain"] = "keep"
     """Unfinished sequences when new weights arrive. keep: they go on with the old key-value cache.
     recompute (vLLM): their cache is recomputed. drain (vLLM): they are finished first, and no

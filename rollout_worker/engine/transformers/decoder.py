@@ -2,6 +2,7 @@
 cache between them, with a slot for each row."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +40,8 @@ class SlotCache:
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
+        self.moves = 0
+        """How often the entries were copied to other memory."""
         self.keys = self._empty(0, 0, shape.key_dim)
         self.values = self._empty(0, 0, shape.value_dim)
         self.states = self._no_states(0)
@@ -59,6 +62,7 @@ class SlotCache:
         # Doubling keeps the copying linear in the final length.
         longer = _round_up(max(length, min(2 * self.length, 2 * length)), _LENGTH_STEP)
         length = self.length if length <= self.length else longer
+        self.moves += 1
         keys, values = self.keys, self.values
         self.keys = self._empty(rows, length, self.shape.key_dim)
         self.values = self._empty(rows, length, self.shape.value_dim)
@@ -141,6 +145,12 @@ class Decoder(Protocol):
 
     def refresh(self) -> None:
         """The model's weights have changed in place."""
+
+    def reach(self, length: int) -> None:
+        """Prepares for sequences of ``length`` tokens, so that no step of one moves memory."""
+
+    def memory(self) -> Iterable[Tensor]:
+        """What a decode step reads beside the cache: a captured one finds it where it was."""
 
 
 def largest_gap(decoder: Decoder, model: torch.nn.Module, vocabulary: int) -> float:

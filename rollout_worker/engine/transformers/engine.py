@@ -48,6 +48,7 @@ from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.scheduler import Scheduler
+from rollout_worker.engine.transformers.step_graphs import CudaGraph, NewGraph
 
 logger = logging.getLogger(__name__)
 
@@ -84,14 +85,21 @@ _Result = TypeVar("_Result")
 
 
 class TransformersEngine(Engine):
-    """``general``: do not use the fused decoder."""
+    """``general``: do not use the fused decoder. ``new_graph``: captures decode steps; by default
+    CUDA graphs do, on CUDA."""
 
     def __init__(
-        self, config: Config, tokenizer: PromptTokenizer, *, general: bool = False
+        self,
+        config: Config,
+        tokenizer: PromptTokenizer,
+        *,
+        general: bool = False,
+        new_graph: NewGraph | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._general = general
+        self._new_graph = new_graph
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         """To the engine's thread: new requests, ids of requests to abort, weights, ends of turns,
         None to end."""
@@ -238,12 +246,16 @@ class TransformersEngine(Engine):
         if self._config.rollout.stop or self._config.rollout.environment:
             # Now, while no request waits for a token.
             texts.build()
+        if shape.device.type == "cuda" and self._config.rollout.cuda_graphs:
+            self._new_graph = self._new_graph or CudaGraph
         self._scheduler = Scheduler(
             self._decoder,
             slots=self._config.rollout.max_sequences,
             cache_tokens=cache_tokens,
+            context=self.max_context,
             end_tokens=self._tokenizer.end_tokens,
             texts=texts,
+            new_graph=self._new_graph,
         )
         event(
             logger,

@@ -6,7 +6,8 @@ model's parameters, so new weights are copied once for both. ``largest_gap`` com
 at every start."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -49,10 +50,10 @@ class _Layer:
     out: _Linear
     gate_up: _Linear
     down: _Linear
-    norm_in: Tensor = field(init=False)
-    """This and the other gains are made from the model's vectors by refresh."""
-    norm_mlp: Tensor = field(init=False)
-    qk_norm: Tensor | None = None
+    norm_in: Tensor
+    """This and the other gains are made from the model's vectors."""
+    norm_mlp: Tensor
+    qk_norm: Tensor | None
     """[query heads + key heads, head dim]"""
 
 
@@ -99,24 +100,31 @@ class FusedDecoder:
             self._embed.device,
         )
         with torch.no_grad():
-            self._layers = [_fuse(layer) for layer in model.model.layers]
+            self._norm_out = self._gain(model.model.norm.weight)
+            self._layers = [self._fuse(layer) for layer in model.model.layers]
         self._cos = self._sin = torch.empty((0, 1, self._dim), device=self._embed.device)
-        self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        self._norm_out = self._gain(self._model.model.norm.weight)
+        # Copied, where they do not share the model's memory: a captured step reads them there.
+        self._norm_out.copy_(self._gain(self._model.model.norm.weight))
         for layer, module in zip(self._layers, self._model.model.layers, strict=True):
-            layer.norm_in = self._gain(module.input_layernorm.weight)
-            layer.norm_mlp = self._gain(module.post_attention_layernorm.weight)
-            if hasattr(module.self_attn, "q_norm"):
-                q = module.self_attn.q_norm.weight.expand(self._heads, -1)
-                k = module.self_attn.k_norm.weight.expand(self._kv_heads, -1)
-                layer.qk_norm = self._gain(torch.cat([q, k]))
+            layer.norm_in.copy_(self._gain(module.input_layernorm.weight))
+            layer.norm_mlp.copy_(self._gain(module.post_attention_layernorm.weight))
+            if layer.qk_norm is not None:
+                layer.qk_norm.copy_(self._qk_gain(module.self_attn))
+
+    def memory(self) -> Iterable[Tensor]:
+        yield from (*self._model.parameters(), self._norm_out, self._cos, self._sin)
+        for layer in self._layers:
+            gains = layer.norm_in, layer.norm_mlp, layer.qk_norm
+            linears = layer.qkv, layer.out, layer.gate_up, layer.down
+            joined = (t for x in linears for t in (x.weight, x.bias, x.lora_a, x.lora_b))
+            yield from (tensor for tensor in (*gains, *joined) if tensor is not None)
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Prefilled:
         count, longest = tokens.shape
-        self._reach(longest)
+        self.reach(longest)
         cos, sin = (t[:longest].repeat(count, 1, 1) for t in (self._cos, self._sin))
         x = self._embed[tokens.reshape(-1)]
         keys: list[Tensor] = []
@@ -138,7 +146,7 @@ class FusedDecoder:
 
     def decode(self, cache: SlotCache, tokens: Tensor, positions: Tensor, length: int) -> Tensor:
         rows = len(tokens)
-        self._reach(length)
+        self.reach(length)
         cos, sin = self._cos[positions], self._sin[positions]
         index = cache.token_index(positions)
         at = torch.arange(length, device=positions.device)
@@ -178,6 +186,23 @@ class FusedDecoder:
         gate, up = layer.gate_up(self._norm(x, layer.norm_mlp)).chunk(2, -1)
         return layer.down(F.silu(gate).mul_(up), onto=x)
 
+    def _fuse(self, module: nn.Module) -> _Layer:
+        attention, mlp = module.self_attn, module.mlp
+        return _Layer(
+            qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+            out=_joined(attention.o_proj),
+            gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+            down=_joined(mlp.down_proj),
+            norm_in=self._gain(module.input_layernorm.weight),
+            norm_mlp=self._gain(module.post_attention_layernorm.weight),
+            qk_norm=self._qk_gain(attention) if hasattr(attention, "q_norm") else None,
+        )
+
+    def _qk_gain(self, attention: nn.Module) -> Tensor:
+        q = attention.q_norm.weight.expand(self._heads, -1)
+        k = attention.k_norm.weight.expand(self._kv_heads, -1)
+        return self._gain(torch.cat([q, k]))
+
     def _gain(self, weight: Tensor) -> Tensor:
         """Factor that _norm multiplies with."""
         return weight * math.sqrt(weight.shape[-1]) if self._dtype == torch.float32 else weight
@@ -196,7 +221,7 @@ class FusedDecoder:
     def _logits(self, x: Tensor) -> Tensor:
         return self._model.lm_head(self._norm(x, self._norm_out)).float()
 
-    def _reach(self, length: int) -> None:
+    def reach(self, length: int) -> None:
         """Extends the rotary tables, from the model's own module, to cover ``length`` positions."""
         if length <= len(self._cos):
             return
@@ -205,16 +230,6 @@ class FusedDecoder:
         half = self._dim // 2
         self._cos = cos[0][:, None]
         self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
-
-
-def _fuse(module: nn.Module) -> _Layer:
-    attention, mlp = module.self_attn, module.mlp
-    return _Layer(
-        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
-        out=_joined(attention.o_proj),
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
-        down=_joined(mlp.down_proj),
-    )
 
 
 def _joined(*layers: nn.Linear) -> _Linear:

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.process.compute_device import to_device
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
@@ -45,6 +47,10 @@ class SamplerRows:
     greedy: NDArray[np.bool_]
     uniform: NDArray[np.float32]  # In (0, 1)
 
+    @property
+    def filtered(self) -> NDArray[np.bool_]:
+        return ((self.top_p < 1) | (self.top_k > 0)) & ~self.greedy
+
     def take(self, index: NDArray[np.int64]) -> "SamplerRows":
         return SamplerRows(*(getattr(self, column.name)[index] for column in fields(self)))
 
@@ -53,32 +59,44 @@ def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArra
     """Draws one token per row. ``logits``: float32 [rows, vocabulary]; may be overwritten. Returns
     tokens int64 [rows] and the log-probability of each under the distribution it was drawn from,
     float32 [rows]. A row whose logits are not finite has a log-probability that is not."""
-    filtered = ((rows.top_p < 1) | (rows.top_k > 0)) & ~rows.greedy
-    plain = ~(rows.greedy | filtered)
-    if plain.all():
-        token, logprob = _plain(logits, rows)
-        return token.cpu().numpy(), logprob.cpu().numpy()
-    tokens = np.empty(len(logits), dtype=np.int64)
-    logprobs = np.empty(len(logits), dtype=np.float32)
-    for where, draw in ((rows.greedy, _greedy), (filtered, _filtered), (plain, _plain)):
+    token = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    logprob = torch.empty(len(logits), device=logits.device)
+    filtered = rows.filtered
+    for where, kind in (
+        (~(rows.greedy | filtered), _plain),
+        (rows.greedy, _greedy),
+        (filtered, _filtered),
+    ):
         index = np.flatnonzero(where)
+        if len(index) == len(logits):
+            token, logprob = kind(logits, rows)
+            break
         if len(index):
-            part = logits if len(index) == len(logits) else logits[_on(index, logits)]
-            token, logprob = draw(part, rows.take(index))
-            tokens[index] = token.cpu().numpy()
-            logprobs[index] = logprob.cpu().numpy()
-    return tokens, logprobs
+            at = on_device(index, logits.device)
+            token[at], logprob[at] = kind(logits[at], rows.take(index))
+    return token.cpu().numpy(), logprob.cpu().numpy()
 
 
-def _greedy(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
+def draw(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """A token per row, and its log-prob, from logits over their temperature, float32 [rows,
+    vocabulary]. ``uniform``: float32 [rows] in (0, 1)."""
+    logprobs = torch.log_softmax(scaled, -1)
+    token = _invert(logprobs.exp(), uniform)
+    return token[:, 0], logprobs.gather(1, token)[:, 0]
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest token of each row, and its log-prob."""
     logprob, token = torch.log_softmax(logits, -1).max(-1)
     return token, logprob
 
 
+def _greedy(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
+    return likeliest(logits)
+
+
 def _plain(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
-    logprobs = torch.log_softmax(_tempered(logits, rows), -1)
-    token = _invert(logprobs.exp(), _on(rows.uniform, logits))
-    return token[:, 0], logprobs.gather(1, token)[:, 0]
+    return draw(_tempered(logits, rows), on_device(rows.uniform, logits.device))
 
 
 def _filtered(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
@@ -88,13 +106,13 @@ def _filtered(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
         ordered, order = scaled.topk(widest, -1)
     else:
         ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    limit = _on(np.where(top_k > 0, top_k, scaled.shape[1]), logits)[:, None]
+    limit = on_device(np.where(top_k > 0, top_k, scaled.shape[1]), logits.device)[:, None]
     rank = torch.arange(ordered.shape[1], device=logits.device)
     p = torch.softmax(ordered.masked_fill(rank >= limit, -torch.inf), -1)
     before = p.cumsum(-1) - p
     # The first token is always kept: the mass before it is 0, and top_p is positive.
-    p = p * (before < _on(rows.top_p, logits)[:, None])
-    place = _invert(p, _on(rows.uniform, logits))
+    p = p * (before < on_device(rows.top_p, logits.device)[:, None])
+    place = _invert(p, on_device(rows.uniform, logits.device))
     logprob = (p.gather(1, place) / p.sum(-1, keepdim=True)).log().clamp_(max=0.0)
     return order.gather(1, place)[:, 0], logprob[:, 0]
 
@@ -102,7 +120,7 @@ def _filtered(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
 def _tempered(logits: Tensor, rows: SamplerRows) -> Tensor:
     if (rows.temperature == 1).all():
         return logits
-    return logits / _on(rows.temperature, logits)[:, None]
+    return logits / on_device(rows.temperature, logits.device)[:, None]
 
 
 def _invert(p: Tensor, uniform: Tensor) -> Tensor:
@@ -114,5 +132,8 @@ def _invert(p: Tensor, uniform: Tensor) -> Tensor:
     return found.clamp_(max=p.shape[1] - 1)
 
 
-def _on(array: NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)
+def on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """The array as a tensor there; the host does not wait for the copy."""
+    if device.type == "cuda":
+        return to_device([array], device)[0]
+    return torch.from_numpy(np.ascontiguousarray(array))

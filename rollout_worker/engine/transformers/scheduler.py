@@ -4,7 +4,8 @@ step:  decode one token of every row ──► finished rows leave, the last row
        admit waiting rows ──► prefill (each distinct prompt once) ──► first token of each
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -17,7 +18,8 @@ from rollout_worker.engine.stopping import TokenTexts, ended_by
 from rollout_worker.engine.transformers import sampler
 from rollout_worker.engine.transformers.batch import Admission, Ended, RunningBatch, SequenceRow
 from rollout_worker.engine.transformers.decoder import Decoder, SlotCache
-from rollout_worker.engine.transformers.sampler import sample_keys
+from rollout_worker.engine.transformers.sampler import on_device, sample_keys
+from rollout_worker.engine.transformers.step_graphs import NewGraph, StepGraphs
 
 _PREFILL_TOKENS = 16384
 """Padded tokens of one prefill forward; bounds its memory and how long decoding waits for it."""
@@ -27,18 +29,25 @@ clients may use new ones with every turn."""
 
 
 class Scheduler:
+    """``context``: most tokens of a sequence. ``new_graph``: decode steps are captured by it."""
+
     def __init__(
         self,
         decoder: Decoder,
         *,
         slots: int,
         cache_tokens: int,
+        context: int,
         end_tokens: Iterable[int],
         texts: TokenTexts,
+        new_graph: NewGraph | None = None,
     ) -> None:
         self._decoder = decoder
         self._device = decoder.shape.device
         self._cache = SlotCache(decoder.shape)
+        self._graphs: StepGraphs | None = None
+        if new_graph is not None:
+            self._graphs = StepGraphs(decoder, self._cache, slots, context, new_graph)
         self.batch = RunningBatch(slots)
         self.admission = Admission(slots, cache_tokens)
         self._ends = np.zeros(texts.vocabulary, dtype=bool)
@@ -80,10 +89,14 @@ class Scheduler:
     def drop_cache(self) -> None:
         """Frees the memory of the cache, when nothing runs."""
         self._cache = SlotCache(self._decoder.shape)
+        if self._graphs is not None:
+            self._graphs.drop(self._cache)
 
     def set_version(self, version: int) -> None:
         self.batch.set_version(version)
         self._decoder.refresh()
+        if self._graphs is not None:
+            self._graphs.weights_changed()
 
     @torch.inference_mode()
     def step(self) -> list[Ended]:
@@ -95,17 +108,21 @@ class Scheduler:
 
     def _decode(self) -> list[Ended]:
         batch = self.batch
-        positions = batch.positions()
+        rows, positions = slice(0, batch.size), batch.positions()
+        if self._graphs is not None:
+            drawn = self._graphs.step(batch.newest(), positions, batch.sampling(rows))
+            return self._take(rows, *drawn)
         length = int(positions.max()) + 1
         self._cache.reserve(batch.size, length, batch.size, min(length, self._cache.length))
         logits = self._decoder.decode(
             self._cache, self._to_device(batch.newest()), self._to_device(positions), length
         )
-        return self._take_tokens(slice(0, batch.size), logits)
+        return self._take(rows, *sampler.sample(logits, batch.sampling(rows)))
 
     def _join(self, joining: list[SequenceRow]) -> list[Ended]:
         ended: list[Ended] = []
-        for prefill in _prefills(joining):
+        sizes = self._graphs.prefill_sizes if self._graphs else _as_they_are
+        for prefill in _prefills(joining, sizes):
             tokens, lengths = prefill.padded()
             prefilled = self._decoder.prefill(self._to_device(tokens), self._to_device(lengths))
             used = self.batch.size
@@ -114,13 +131,15 @@ class Scheduler:
             self._cache.reserve(rows.stop, tokens.shape[1] + 1, used, used_length)
             source = self._to_device(np.array(prefill.sources, dtype=np.int64))
             self._cache.fill(rows, source, prefilled)
-            ended += self._take_tokens(rows, prefilled.logits.index_select(0, source))
+            logits = prefilled.logits.index_select(0, source)
+            ended += self._take(rows, *sampler.sample(logits, self.batch.sampling(rows)))
         return ended
 
-    def _take_tokens(self, rows: slice, logits: torch.Tensor) -> list[Ended]:
-        """Samples a token for each of ``rows``, the last of the batch; removes those that end."""
+    def _take(
+        self, rows: slice, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]
+    ) -> list[Ended]:
+        """Adds a token to each of ``rows``, the last of the batch; removes those that end."""
         batch = self.batch
-        tokens, logprobs = sampler.sample(logits, batch.sampling(rows))
         broken = ~np.isfinite(logprobs)
         at_limit, has_stops = batch.append(rows, tokens, logprobs)
         self.tokens += len(tokens)
@@ -154,39 +173,51 @@ class Scheduler:
             self._cache.move(self._to_device(sources), self._to_device(targets), length)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return on_device(array, self._device)
+
+
+_Sizes = Callable[[int, int], tuple[int, int]]
+"""Sequences and tokens that a prefill of so many sequences and tokens is padded to."""
+
+
+def _as_they_are(sequences: int, tokens: int) -> tuple[int, int]:
+    return sequences, tokens
 
 
 @dataclass(slots=True)
 class _Prefill:
     """Rows that join with one forward, and the distinct token sequences that it computes."""
 
+    sizes: _Sizes
     rows: list[SequenceRow] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)  # The number of each row's sequence
     inputs: list[NDArray[np.int32]] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)  # Numbers by identity of the sequence
 
     def padded(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens [sequences, longest], padded on the right, and lengths [sequences]."""
-        lengths = np.array([len(tokens) for tokens in self.inputs], dtype=np.int64)
-        padded = np.zeros((len(lengths), lengths.max()), dtype=np.int64)
+        """Tokens [sequences, longest], padded on the right, and lengths [sequences]. Sequences that
+        pad the forward have one token, and no row."""
+        padded = np.zeros(self.sizes(len(self.inputs), max(map(len, self.inputs))), dtype=np.int64)
+        lengths = np.ones(len(padded), dtype=np.int64)
         for i, tokens in enumerate(self.inputs):
             padded[i, : len(tokens)] = tokens
+            lengths[i] = len(tokens)
         return padded, lengths
 
 
-def _prefills(rows: list[SequenceRow]) -> Iterator[_Prefill]:
+def _prefills(rows: list[SequenceRow], sizes: _Sizes) -> Iterator[_Prefill]:
     """Splits joining rows, in order, into prefills of at most ``_PREFILL_TOKENS`` padded tokens."""
-    prefill, longest = _Prefill(), 0
+    prefill, longest = _Prefill(sizes), 0
     for row in rows:
         tokens = row.tokens
         # Completions of a request share its prompt.
         place = prefill.places.get(id(tokens))
         if place is None:
             longest = max(longest, len(tokens))
-            if prefill.inputs and longest * (len(prefill.inputs) + 1) > _PREFILL_TOKENS:
+            padded = math.prod(sizes(len(prefill.inputs) + 1, longest))
+            if prefill.inputs and padded > _PREFILL_TOKENS:
                 yield prefill
-                prefill, longest = _Prefill(), len(tokens)
+                prefill, longest = _Prefill(sizes), len(tokens)
             place = prefill.places[id(tokens)] = len(prefill.inputs)
             prefill.inputs.append(tokens)
         prefill.rows.append(row)
