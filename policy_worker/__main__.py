@@ -43,8 +43,8 @@ def follow_from_outside(config: Config, place: TorchrunPlace, options: argparse.
 
     structured_log.setup(f"{options.id}.{place.rank}")
     torch.set_num_threads(config.fleet.policy_threads)
-    device = pick_device(config.model.device, place.local_rank)
     host = options.tensor_host or own_address(options.controllers[0])
+    device = pick_device(config.model.device, place.local_rank, host)
     replica, worker_id = OutsideRank(place, config, options.id, host).join(device.type)
     structured_log.setup(f"{worker_id}.{place.rank}")
     follow(replica, config, device)

@@ -131,7 +131,9 @@ class PolicyWorker:
     def load(self) -> None:
         """Starts the ranks and loads the models. Raises as the constructor does."""
         config, place, worker_id = self.config, self._place, self.control.worker_id
-        device = pick_device(config.model.device, place.local_rank if place is not None else 0)
+        # With the interface to other replicas, before the ranks of this one make their group.
+        number = place.local_rank if place is not None else 0
+        device = pick_device(config.model.device, number, self.host)
         if place is not None and place.size > 1:
             replica: Replica
             replica, _ = OutsideRank(place, config, worker_id, self.host).join(device.type)

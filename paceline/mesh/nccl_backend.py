@@ -23,7 +23,6 @@ from paceline.mesh.gloo_backend import ABANDONED, FOREVER, Handle
 from paceline.mesh.rendezvous import MeshError, MeshMember, Rendezvous, host_store
 from paceline.process import threads
 from paceline.process.compute_device import set_up_cuda
-from paceline.rpc.addresses import interface_of
 
 _LOOK_S = 0.05
 _LINK_CHANNELS = 4
@@ -40,12 +39,8 @@ class NcclBackend:
         self._group: Any = None
         self.severed = threading.Event()
         made(self)
-        set_up_cuda()
+        set_up_cuda(member.host)
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(member.timeout_s))))
-        if interface := interface_of(member.host):
-            # NCCL takes any interface that it finds, such as a container bridge's. It reads this
-            # once, for the first group of the process.
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
         size, timeout = member.size, timedelta(seconds=member.timeout_s)
         address = b""
         if member.rank == 0:

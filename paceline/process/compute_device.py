@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
+from paceline.rpc.addresses import interface_of
 
 _NCCL_ENVIRONMENT = {
     # torch's watchdog and its monitor end the process when a peer dies: the mesh outlives it.
@@ -32,14 +33,14 @@ def device_type(desired: str) -> str:
     return "cuda" if available and desired != "cpu" else "cpu"
 
 
-def pick_device(desired: str, number: int | None = None) -> torch.device:
+def pick_device(desired: str, number: int | None = None, host: str = "") -> torch.device:
     """The device of ``model.device``; a CUDA device has an index, and becomes the current one.
     ``number``: index of the CUDA device if there are so many, as of a rank on its host; default:
-    the current one. Raises BadInput."""
+    the current one. ``host``: as for set_up_cuda. Raises BadInput."""
     if device_type(desired) == "cpu":
         _keep_freed_memory()
         return torch.device("cpu")
-    set_up_cuda()
+    set_up_cuda(host)
     # Set before anything makes a context: it would be on the first GPU, of every process.
     if number is not None and number < torch.cuda.device_count():
         torch.cuda.set_device(number)
@@ -68,9 +69,13 @@ def give_back_freed(device: torch.device) -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def set_up_cuda() -> None:
-    """Makes torch's settings for CUDA. NCCL's are read when the process makes its first group."""
+def set_up_cuda(host: str = "") -> None:
+    """Makes torch's settings for CUDA. NCCL's are read when the process makes its first group, be
+    it of the ranks of a replica. ``host``: this process's address for others, if it has one."""
     os.environ.update(_NCCL_ENVIRONMENT)
+    if host and (interface := interface_of(host)):
+        # NCCL takes any interface that it finds, such as a container bridge's.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     # cuDNN's attention makes a plan for every new shape, 400 ms each on an H200, and rows have new
     # shapes nearly every time. The flash kernel has no plans.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -115,9 +120,15 @@ def attention_of(model: ModelConfig) -> str:
     if model.attention != "auto":
         return model.attention
     device = device_type(model.device)
-    compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))  # for Triton
     fits = device == "cuda" and compute_dtype(model, device) == "bfloat16"
-    return "flex" if fits and compiler else "sdpa"
+    return "flex" if fits and c_compiler() else "sdpa"
+
+
+def c_compiler() -> str | None:
+    """The C compiler that Triton would find."""
+    return os.environ.get("CC") or next(
+        filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None
+    )
 
 
 def compute_dtype(model: ModelConfig, device: str, chosen: str = "auto") -> str:

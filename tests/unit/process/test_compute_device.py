@@ -10,6 +10,7 @@ from paceline.config.sections.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process import compute_device
 from paceline.process.compute_device import compute_dtype, pick_device
+from paceline.rpc.addresses import LOOPBACK
 
 
 @pytest.fixture
@@ -30,6 +31,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR"):
         monkeypatch.setenv(f"TORCH_NCCL_{name}", "1")
     return seen
@@ -40,7 +43,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_cuda_device_has_an_index(
     gpus: dict[str, Any], desired: str, number: int | None, index: int
 ) -> None:
-    assert pick_device(desired, number) == torch.device("cuda", index)
+    assert pick_device(desired, number, "127.0.0.1") == torch.device("cuda", index)
+    assert os.environ["NCCL_SOCKET_IFNAME"] == f"={LOOPBACK}"
     assert gpus["current"] == index
     assert gpus["cudnn_attention"] is False
     assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "0"
