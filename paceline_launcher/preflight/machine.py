@@ -109,10 +109,14 @@ def compiler(start: Start) -> Findings:
         "model.compile": config.model.compile is True,
         'model.attention = "flex"': config.model.attention == "flex",
     }
+    if any(name and shutil.which(name) for name in names):
+        return
+    remedy = "Install one (apt-get install gcc libc6-dev), or name yours in CC"
     users = " and ".join(setting for setting, needed in needs.items() if needed)
-    if users and not any(name and shutil.which(name) for name in names):
-        remedy = "Install one (apt-get install gcc libc6-dev), or name yours in CC"
+    if users:
         yield fail(f"{users}: Triton needs a C compiler, and there is no cc, gcc or clang", remedy)
+    elif DRIVER.exists() and config.model.device != "cpu" and config.model.compile == "auto":
+        yield warn("no cc, gcc or clang: the trainer is not compiled, and slow on a GPU", remedy)
 
 
 def shared_memory(start: Start) -> Findings:

@@ -308,6 +308,12 @@ def test_what_triton_compiles_needs_a_c_compiler(
     assert [(f.state, f.found.partition(":")[0]) for f in found] == (
         [("fail", named)] if named else []
     )
+    monkeypatch.setattr(machine, "DRIVER", config_file)
+    by_itself = [
+        f.state
+        for f in machine.compiler(Start(load_config(config_file, ["model.device=auto"]), Path()))
+    ]
+    assert by_itself == ["warn"], "what is compiled by default on a GPU goes on without, slowly"
     # A start runs it.
     names = [f.name for f in run_checks(start, Place.WORKERS) if f.state == "fail"]
     assert ("C compiler" in names) == bool(named)
