@@ -201,7 +201,7 @@ async def test_a_fleet_that_is_taken_over_keeps_its_gpus(tmp_path: Path) -> None
         assert {name: kept[name]["CUDA_VISIBLE_DEVICES"] for name in had} == had
         assert not any(SHARES_GPU in environ for environ in kept.values())
         after.shared = True
-        assert heir._seeing(next(heir.running(workers=True)).spec, ("4",)).environment[SHARES_GPU]
+        assert heir._seeing(heir.running(workers=True)[0].spec, ("4",)).environment[SHARES_GPU]
         fleet.ending.set()
         await heir.close()
 
