@@ -271,7 +271,7 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     two = (rollout.weight_deltas and width == 2) or config.relay_fanout > 0
     host = {"received weights": (2 if two else 1) * published}
     if rollout.engine == "vllm":
-        host["weights that ranks share"] = published
+        host["weights that ranks share"] = 2 * published  # Those of a swap, and those before
     return ProcessPlan("rollout worker", gpu, host)
 
 

@@ -22,10 +22,11 @@ from rollout_worker.engine.vllm.client import VLLMClient, engine_arguments, star
 from rollout_worker.engine.vllm.engine import VLLMEngine
 from rollout_worker.engine.vllm.generation import join
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, RankWeights, stage_for
-from rollout_worker.engine.vllm.readback import tolerance
+from rollout_worker.engine.vllm.readback import mean_gap, probe, tolerance
 from rollout_worker.engine.vllm.worker_extension import PacelineRank
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import needs_vllm, tiny_config
+from tests.fixtures.policy_models import tiny_network
 
 
 class Rank(PacelineRank):
@@ -212,3 +213,21 @@ def test_other_engines_refuse_what_only_vllm_can(tmp_path: Path) -> None:
         config = tiny_config(make_tiny_model(tmp_path), **rollout)
         with pytest.raises(EngineError, match="vllm"):
             make_engine(config, PromptTokenizer(config))
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.5])
+def test_the_first_sync_is_compared_in_one_forward(wrong: float) -> None:
+    """Of completions that end early, too."""
+    model, request = tiny_network("qwen3", scorer=False), probe(20, 64)
+    rng, completions = np.random.default_rng(0), list[Completion]()
+    for length in (5, 1, 9):
+        tokens = rng.integers(0, 20, length)
+        ids = torch.from_numpy(np.concatenate([request.prompt_tokens, tokens]))[None]
+        logits = model(input_ids=ids).logits[0, len(request.prompt_tokens) - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(1, torch.from_numpy(tokens)[:, None])[:, 0]
+        found = logprobs.detach().numpy() + np.float32(wrong)
+        completions.append(Completion(tokens.astype(np.int32), found, [], Finish.LENGTH))
+    asked: list[Any] = []
+    model.register_forward_pre_hook(lambda *_: asked.append(1))
+    gap, _ = mean_gap(lambda tensors: model, {}, request, tuple(completions))
+    assert gap == pytest.approx(wrong, abs=1e-5) and len(asked) == 1

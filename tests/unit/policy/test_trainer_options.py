@@ -10,6 +10,7 @@ from policy_worker.model import attention
 from policy_worker.model.heads import score
 from policy_worker.model.host_activations import HostActivations
 from policy_worker.model.policy_model import load_model
+from policy_worker.model.varlen_attention import FlashKernel, MergedAttention
 from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
 from tests.fixtures.policy_models import random_groups, tiny_network
@@ -49,6 +50,19 @@ def test_flex_attention_makes_one_mask_for_layers_of_one_window():
     model.set_attn_implementation(attention.FLEX)
     score(model, micro, 1.0)
     assert set(micro.packing.pattern.masks) == {(None, True), (8, True)}
+
+
+def test_flash_attention_takes_the_parts_of_a_row():
+    """On a device without data, where its operators check what they are given."""
+    micro = row()
+    packing, tokens = micro.packing, micro.input_ids.shape[1]
+    packing.position = packing.position.to("meta")
+    q, k = (torch.empty(tokens, heads, 16, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
+    given = [tensor.requires_grad_() for tensor in (q, k, k.clone())]
+    out = MergedAttention.apply(*given, packing.parts, FlashKernel(), 0.25)
+    assert packing.parts.shared is not None and out.shape == q.shape
+    out.sum().backward()
+    assert all(tensor.grad.dtype == torch.bfloat16 for tensor in given)
 
 
 @pytest.mark.heavy
