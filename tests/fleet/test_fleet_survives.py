@@ -25,11 +25,18 @@ SLACK_S = 3.0
 """For machines that run other things meanwhile; benchmarks/recovery measures without it."""
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
+@pytest.fixture(scope="module", params=["weights", pytest.param("lora", marks=pytest.mark.slow)])
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shared[LaunchedFleet]]:
+    """A fleet that trains the whole model, or adapters."""
+
     def start() -> LaunchedFleet:
         where = tmp_path_factory.mktemp("fleet")
-        return LaunchedFleet(where, controller={"snapshot_every": 300}, reward=SLOWLY)
+        sections = {"controller": {"snapshot_every": 300}, "reward": SLOWLY}
+        if request.param == "lora":
+            sections["model"] = {"lora": {"rank": 4}}
+        return LaunchedFleet(where, **sections)
 
     fleet = Shared(start)
     yield fleet
