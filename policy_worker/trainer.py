@@ -98,14 +98,15 @@ class Trainer:
 
     def __post_init__(self) -> None:
         """Loads the objective's parts. Raises ModelError and ObjectiveError."""
-        self.config = settle_rows(self.config, self.replica, self.device)
-        self.state: TrainState = load_sharded_state(self.config, self.replica, self.device)
+        # The run's settings stay as they are: what is settled is this worker's affair.
+        config = settle_rows(self.config, self.replica, self.device)
+        self.state: TrainState = load_sharded_state(config, self.replica, self.device)
         policy = self.state.parts.get(POLICY)
         frozen = {
             part.name: policy  # without its adapters
-            if policy is not None and is_base(part, self.config)
-            else load_sharded(part, self.config, self.replica, self.device, trainable=False)
-            for part in load_objective(self.config).frozen
+            if policy is not None and is_base(part, config)
+            else load_sharded(part, config, self.replica, self.device, trainable=False)
+            for part in load_objective(config).frozen
         }
         self.gradients = Gradients(
             self.state, self.device, frozen, self.replica, self.on_progress, self.step_left

@@ -31,26 +31,26 @@ log = logging.getLogger(__name__)
 
 def settle_rows(config: Config, replica: Replica, device: torch.device) -> Config:
     """``config`` with the size of rows and recomputation settled by the memory plan, if they are
-    "auto" and ``device`` is a GPU of this worker alone. Collective: the ranks of a replica settle
-    for what each of them has room for."""
+    "auto" and ``device`` is a GPU; on one that others of the fleet compute on, by their defaults.
+    Collective: the ranks of a replica settle for what each of them has room for."""
     automatic = "auto" in (
         config.model.gradient_checkpointing,
         config.train.memory.tokens_per_microbatch,
     )
-    shared = SHARES_GPU in os.environ and not config.takes_turns
-    if device.type != "cuda" or shared or not automatic:
+    if device.type != "cuda" or not automatic:
         return config
     # What others hold is not there for this worker, but for the one that it takes turns with.
     free, total = torch.cuda.mem_get_info(device)
     gpu = Gpu(torch.cuda.get_device_name(device), total if config.takes_turns else free)
-    try:
-        mine = settled(config, read_shape(config), gpu)
-    except BadInput as error:  # of a model that loads may no plan be made
-        event(log, "rows are not settled", logging.WARNING, why=first_line(error))
-        mine = config
+    shared = SHARES_GPU in os.environ and not config.takes_turns
+    mine = config
+    if not shared:
+        try:
+            mine = settled(config, read_shape(config), gpu)
+        except BadInput as error:  # a model that loads may have no plan
+            event(log, "no plan of rows", logging.WARNING, why=first_line(error))
     wanted = mine.train.memory.row_tokens, mine.model.recomputes
     rows, again = zip(*replica.gather(wanted), strict=True)
-    found = with_rows(config, min(rows), any(again))
     if replica.leads:
         event(
             log,
@@ -58,9 +58,10 @@ def settle_rows(config: Config, replica: Replica, device: torch.device) -> Confi
             tokens=min(rows),
             recomputation=any(again),
             gpu=gpu.name,
-            free_gib=gpu.bytes / GIB,
+            gib=gpu.bytes / GIB,
+            shared=shared,
         )
-    return found
+    return with_rows(config, min(rows), any(again))
 
 
 def plan_rows(

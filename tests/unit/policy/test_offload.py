@@ -10,9 +10,11 @@ import pytest
 import torch
 from transformers import masking_utils
 
+from paceline.memory_plan import with_rows
 from paceline.model_shape import blocks_of
 from paceline.process import parked_memory
 from paceline.process.parked_memory import ParkedMemory, StillInUse
+from policy_worker import trainer as trainers
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.model import host_activations, host_memory, host_weights
 from policy_worker.model.heads import score
@@ -148,6 +150,14 @@ def test_an_offloaded_reference_gives_the_same_log_probs(tmp_path):
         with torch.no_grad():
             found.append(score(model, micro, 1.0).logprobs)
     assert torch.equal(*found)
+
+
+def test_settled_rows_are_those_of_the_state_and_not_of_the_run(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path)
+    monkeypatch.setattr(trainers, "settle_rows", lambda config, *_: with_rows(config, 64, True))
+    trainer = Trainer(config, CPU)
+    assert trainer.state.config.train.memory.row_tokens == 64 and trainer.config is config
+    assert trainer.state.model.is_gradient_checkpointing
 
 
 def on_device(trainer: Trainer) -> int:
