@@ -373,7 +373,8 @@ class Trainer:
         Gradients of a step that another epoch would continue are dropped: it begins anew. Raises
         ReplicaBroken if the host of a rank lacks the memory."""
         self._before_change()
-        self._present_digest()  # a checkpoint needs it, and the weights are still here
+        if self._parked.moves:
+            self._present_digest()  # a checkpoint needs it, and the weights are still here
         self.gradients.clear()
         self._taken.clear()
         self.update.let_go()

@@ -199,6 +199,7 @@ class RolloutWorker:
             stall_s=self.config.rollout.relay_stall_s,
             on_link_error=self.on_link_error,
             on_staging_failure=self.loading.on_staging_failure,
+            on_arrival=self.loading.arriving,
             host=self.host,
         )
 

@@ -95,6 +95,12 @@ class WeightLoader:
     def new_incarnation(self) -> None:
         self.parity_failures = self.failures = 0
 
+    def arriving(self) -> None:
+        """In the receiver's thread: a newer version begins to come. The one that waits makes room
+        for it, because it would not be loaded any more."""
+        if self._paused:
+            self._newest = None
+
     async def pause(self) -> None:
         """From now on weights wait; returns when none are being loaded."""
         self._paused = True

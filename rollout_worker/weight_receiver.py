@@ -105,6 +105,7 @@ class WeightReceiver(LinkEnd):
         on_weights: Callable[[StagedWeights], None],
         evaluating: Callable[[], bool] = lambda: False,
         on_staging_failure: Callable[[Exception], None] = lambda error: None,
+        on_arrival: Callable[[], None] = lambda: None,
         deltas: bool = True,
         relays: bool = False,
         stall_s: float = 30.0,
@@ -114,6 +115,7 @@ class WeightReceiver(LinkEnd):
         the next transfer starts after it returns. ``evaluating``: while it is true, a version that
         has come waits, because an evaluated completion is of one version. ``on_staging_failure``:
         called from that thread if this worker, not the link, is why a version could not be staged.
+        ``on_arrival``: called from that thread when a newer version begins to come.
         ``deltas``: keep the newest weights in host memory, so that the next version may come as
         what changed. ``relays``: links may lead from one receiver to another; then weights pass
         through host memory, and the newest stay there. ``stall_s``: silence after which a relay, or
@@ -121,7 +123,7 @@ class WeightReceiver(LinkEnd):
         self._deltas = deltas
         self._on_weights = on_weights
         self._evaluating = evaluating
-        self._on_staging_failure = on_staging_failure
+        self._on_staging_failure, self._on_arrival = on_staging_failure, on_arrival
         self._stall_s = stall_s
         self._new_links: queue.SimpleQueue[WeightLink | None] = queue.SimpleQueue()
         """Links to serve; None: no more."""
@@ -138,7 +140,7 @@ class WeightReceiver(LinkEnd):
         # Outlives a link, with what the link has left of a transfer.
         self._reception = Reception(
             keep_deltas=relays,
-            began=lambda weights: self.relay.hold(weights) if self.relay else None,
+            began=self._began,
             heard=self._heard,
             paid=self._paid,
         )
@@ -253,6 +255,11 @@ class WeightReceiver(LinkEnd):
         self.last_transfer_s = staged.seconds
         ms = staged.seconds * 1e3
         event(_log, "weights staged", generation=link.generation, version=staged.version, ms=ms)
+
+    def _began(self, weights: ArrivingWeights) -> None:
+        self._on_arrival()
+        if self.relay is not None:
+            self.relay.hold(weights)
 
     def _heard(self, source: int) -> None:
         if source:

@@ -37,7 +37,7 @@ class ParkedMemory:
 
     def __init__(self, device: torch.device, *, moves: bool | None = None) -> None:
         self._device = device
-        self._moves = device.type != "cpu" if moves is None else moves
+        self.moves = device.type != "cpu" if moves is None else moves
         self._host: dict[int, Tensor] = {}
         """Copies of kept storages: uint8 [bytes], by the storage's address in torch."""
         self._constant: set[int] = set()
@@ -50,7 +50,7 @@ class ParkedMemory:
         """Copies to the host, before park(): nothing is given up yet. ``constant``: kept tensors
         that never change, so that one copy serves all turns. Raises RuntimeError if the host lacks
         memory."""
-        if not self._moves:
+        if not self.moves:
             return
         lasting = list(_storages(constant))
         self._kept = [*_storages(kept), *lasting]

@@ -62,6 +62,7 @@ class HostCopies:
         self._free: list[Tensor] = []
         """Copies of one state that nobody needs any more."""
         self._reserved = False
+        self._keeps = True
 
     def reserve(self, state: Sequence[Tensor]) -> None:
         """Takes the memory of its copies beside training, unless it was taken before."""
@@ -71,7 +72,7 @@ class HostCopies:
 
     def take(self, state: Sequence[Tensor]) -> Future[list[Tensor]]:
         """The copies, once they are complete."""
-        ready, self._reserved = None, True
+        ready, self._reserved, self._keeps = None, True, True
         if self._device.type == "cuda":
             ready = torch.cuda.current_stream(self._device).record_event()
         self._newest = self._thread.submit(self._copy, state, ready)
@@ -85,11 +86,12 @@ class HostCopies:
 
     def give_back(self, copies: list[Tensor]) -> None:
         """Any thread: they are no longer in use."""
-        self._free = copies
+        self._free = copies if self._keeps else []
 
     def let_go(self) -> None:
-        """Frees the memory that no copy is in."""
-        self._free = []
+        """Frees the memory, until the next copies; that of copies in use when they are given
+        back."""
+        self._keeps, self._free = False, []
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -1,0 +1,162 @@
+"""A policy replica and a rollout worker that take turns at one device, on the CPU, as a user starts
+them: they learn, survive kills around every switch, and need little more memory than one alone."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.observe.fleet_file import FleetRecord
+from testbed.faults.failpoints import TURNS
+from testbed.fleets.launched_fleet import Event, LaunchedFleet
+from testbed.fleets.local_run import SLOWLY, Up, write_run
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.shared import Shared
+from tests.fleet.conftest import Start
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+PAIR = {"controllers": 2, "policy": 1, "rollout": 1, "sharing": "turns"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_pair_that_takes_turns_learns(start: Start, staleness: int) -> None:
+    """With 0 this is the synchronous flow: each step is a turn of generation and one of
+    training."""
+    up = start(
+        rows=256,
+        train={
+            "steps": 24,
+            "groups_per_step": 16,
+            "lr": 3e-3,
+            "max_staleness": staleness,
+            "eval_every": 12,
+        },
+        rollout={"group_size": 8, "max_sequences": 64},
+        fleet=PAIR,
+    )
+    assert up.wait() == 0, up.said()
+    up.assert_sound()
+    steps = [row for row in up.metrics() if row["kind"] == "step"]
+    first, last = (sum(s["reward_mean"] for s in some) / 4 for some in (steps[:4], steps[-4:]))
+    assert len(steps) == 24 and last > 0.9 and last > first + 0.1
+    assert max(step["staleness_max"] for step in steps) == staleness
+    trained = [e for e in up.events("TurnChanged") if e["role"] == "policy"]
+    assert len(trained) >= 24 / (1 + staleness)
+
+
+# -- kills ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
+    def started() -> LaunchedFleet:
+        train = {"max_staleness": 1, "checkpoint_every": 3}
+        where = tmp_path_factory.mktemp("turns")
+        return LaunchedFleet(where, fleet=PAIR, train=train, reward=SLOWLY)
+
+    fleet = Shared(started)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def fleet(shared: Shared[LaunchedFleet], request: pytest.FixtureRequest) -> Iterator[LaunchedFleet]:
+    running = shared.get()
+    running.settled()
+    yield running
+    if shared.after(request.node):
+        running.assert_sound()
+
+
+def assert_one_holder(events: list[Event]) -> None:
+    """No seat is given to a worker before the one before it has parked or died."""
+    holder: dict[str, str] = {}
+    for event in events:
+        match event["type"]:
+            case "SeatGranted":
+                assert event["seat"] not in holder, event
+                holder[event["seat"]] = event["worker_id"]
+            case "SeatReturned":
+                assert holder.pop(event["seat"]) == event["worker_id"], event
+            case "WorkerDied" | "WorkerLeft" | "WorkerRegistered":
+                holder = {s: name for s, name in holder.items() if name != event["worker_id"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "instant"),
+    [
+        pytest.param(name, instant, marks=() if instant == "parking" else pytest.mark.long)
+        for name in ("policy-0", "rollout-0")
+        for instant in TURNS
+    ],
+)
+def test_a_worker_that_is_killed_around_a_switch_costs_its_partner_nothing(
+    fleet: LaunchedFleet, name: str, instant: str
+) -> None:
+    at = fleet.mark()
+    other = next(n for n in ("policy-0", "rollout-0") if n != name)
+    before = fleet.pids()[other]
+    fleet.fall(name, instant)
+    fleet.first(lambda e: e["type"] == "WorkerRegistered" and e["worker_id"] == name, at)
+    fleet.steps(3)
+    assert fleet.pids()[other] == before
+    fleet.mark()
+    assert_one_holder([event for _, event in fleet.tail.events])
+
+
+@pytest.mark.parametrize(
+    "instant", ["TurnChanged", pytest.param("SeatReturned", marks=pytest.mark.long), "SeatGranted"]
+)
+def test_a_switch_goes_on_under_the_next_leader(fleet: LaunchedFleet, instant: str) -> None:
+    before, at = fleet.pids(), fleet.mark()
+    *_, at = fleet.first(lambda e: e["type"] == instant, at)
+    fleet.send(fleet.status().leader)
+    fleet.first(lambda e: e["type"] == "TermBegun", at)
+    fleet.steps(3)
+    after = fleet.pids()
+    assert [after[n] for n in ("policy-0", "rollout-0")] == [
+        before[n] for n in ("policy-0", "rollout-0")
+    ]
+    assert_one_holder([event for _, event in fleet.tail.events])
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_pair_in_turns_needs_little_more_memory_than_the_larger_of_both(tmp_path: Path) -> None:
+    """A model so large that weights dominate. On the CPU weights and moments of a parked trainer
+    stay where they are, and all that a step needs beside them goes. The largest process is the
+    trainer in its turn: it needs as much without a partner."""
+    config = write_run(
+        tmp_path,
+        train={"steps": 2, "max_staleness": 0, "groups_per_step": 2, "eval_every": 100},
+        rollout={"max_tokens": 4},
+        fleet=PAIR | {"controllers": 1},
+    )
+    make_tiny_model(tmp_path / "model", hidden=1024, layers=8)
+    up = Up(config, tmp_path / "run")
+    largest, pair = 0, 0
+    while up.process.poll() is None:
+        record = FleetRecord.read(up.run_dir)
+        workers = [p for p in record.processes if p.role != "controller"] if record else []
+        sizes = [_memory(worker.ids[-1].pid) for worker in workers if worker.ids]
+        largest = max([largest, *(rss for rss, _ in sizes)])
+        pair = max(pair, sum(pss for _, pss in sizes))
+        time.sleep(0.05)
+    assert up.wait() == 0, up.said()
+    assert 3 << 30 < pair <= 1.2 * largest, (pair, largest)
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    """Bytes that it would need alone, and its share of what all processes need: libraries that
+    several have mapped are there once."""
+    try:
+        found = psutil.Process(pid).memory_full_info()
+    except psutil.Error:
+        return 0, 0
+    return int(found.rss), int(found.pss)
