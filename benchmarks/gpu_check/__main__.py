@@ -4,9 +4,9 @@
 
 Log-probs and gradients against the CPU; the trainer on Qwen3 shapes of 0.6B to 4B, with rows of 8k
 to 32k tokens whose lengths change, each setting alone, and its peak memory against the plan;
-publication of weights; and a short run in which a rollout worker and a policy replica are killed.
-The run is left out if packages that it needs are missing. Without a GPU everything runs on the CPU
-with a toy model. Exit status 1 if a part fails.
+publication of weights; turns of a trainer and an engine at one device; and a short run in which a
+rollout worker and a policy replica are killed. The run is left out if packages that it needs are
+missing. Without a GPU everything runs on the CPU with a toy model. Exit status 1 if a part fails.
 """
 
 import argparse
@@ -25,6 +25,7 @@ try:
     from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, TOY
     from benchmarks.gpu_check.parity import parity
     from benchmarks.gpu_check.trainer_speed import OPTIONS, publication, trainer_speed
+    from benchmarks.gpu_check.turns import turns
     from paceline.process.compute_device import pick_device
 except ModuleNotFoundError as error:
     sys.exit(
@@ -71,6 +72,7 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
     for option in OPTIONS:
         parts[f"trainer, {option}"] = partial(trainer_speed, device, small, lengths[:1], option)
     parts["publication"] = lambda: [publication(device, small)]
+    parts["turns"] = lambda: turns(device, small)
     if not with_fleet:
         found["fleet_left_out"] = "--without-fleet"
     elif lacking := missing():

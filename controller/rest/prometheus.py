@@ -52,6 +52,10 @@ OF_WORKER = {
     "engine_idle_fraction": ("engine_idle_ratio", "Share of time that its engine stands idle"),
     "slot_occupancy": ("engine_slot_occupancy_ratio", "Share of its engine's slots in use"),
     "tokens_per_s": ("generated_tokens_per_second", "Tokens it generates"),
+    "hand_back_s": ("hand_back_seconds", "Newest hand-back of its tasks at the end of a turn"),
+    "park_s": ("park_seconds", "Newest time that it gave its device up"),
+    "unpark_s": ("unpark_seconds", "Newest time that it took its device again"),
+    "unpark_load_s": ("unpark_load_seconds", "Newest load of weights at the begin of a turn"),
 }  # Name and help text of what is known of each worker, and of the gauges of its report
 RENAMED = {
     "tokens_per_s": "tokens_per_second",

@@ -33,5 +33,6 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Pa
     assert len(speeds) > 2
     assert all(row["tokens/s"] > 0 for row in speeds)
     assert found["publication"][0]["GB"] > 0
+    assert [row["role"] for row in found["turns"]] == ["trainer"] * 3 + ["engine"] * 3
     (run,) = found["fleet"]
     assert (run["steps"], run["samples lost"], run["samples duplicated"]) == (12, 0, 0)
