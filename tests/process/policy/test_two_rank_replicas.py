@@ -59,8 +59,10 @@ def by_two(folder, config, critic_config, lora_config):
     arguments = {"config": config.model_dump_json(), "run_dir": _made(folder / "two")}
     critic = {"config": critic_config.model_dump_json(), "run_dir": _made(folder / "critic-two")}
     lora = {"config": lora_config.model_dump_json(), "run_dir": _made(folder / "lora-two")}
+    parked = arguments | {"run_dir": _made(folder / "parked"), "steps": STEPS, "turns": True}
     each = {
         "trained": ("trainer", arguments | {"steps": STEPS}),
+        "parked": ("trainer", parked),
         "critic": ("trainer", critic | {"steps": STEPS}),
         "lora": ("trainer", lora | {"steps": STEPS}),
     }
@@ -153,6 +155,17 @@ def test_checkpoint_of_two_ranks_restores_into_one_bit_for_bit(folder, config, r
     assert_same_bits(dict(state.named_weights()), _weights(folder / "two", "trained"))
     moments = {n: t for n, t in all_bits(state).items() if n.startswith("exp_avg ")}
     assert all(t.abs().sum() > 0 for t in moments.values())
+
+
+def test_ranks_that_give_their_memory_up_between_steps_have_the_same_bits(folder, by_two):
+    trained, parked = by_two["trained"], by_two["parked"]
+    assert [s["digest"] for s in parked["trained"]] == [s["digest"] for s in trained["trained"]]
+    assert_same_bits(_weights(folder / "parked", "trained"), _weights(folder / "two", "trained"))
+    states = []
+    for found in trained, parked:
+        states.append(tiny_state(tiny_config(folder, tokens_per_microbatch=64)))
+        Checkpointer(folder, states[-1].config).restore(states[-1], found["checkpoint"])
+    assert_same_bits(*map(all_bits, states))
 
 
 def test_export_from_two_ranks_equals_the_gathered_weights(folder, by_two, tmp_path):

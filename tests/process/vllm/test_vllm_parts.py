@@ -14,9 +14,18 @@ from transformers import AutoConfig
 
 from paceline.config.schema import Config
 from paceline.prompt_tokenizer import PromptTokenizer
-from rollout_worker.engine.base import Completion, EngineDied, EngineError, Finish
+from rollout_worker.engine.base import (
+    Aborted,
+    Completion,
+    EngineDied,
+    EngineError,
+    Finish,
+    Request,
+    SamplingParams,
+)
 from rollout_worker.engine.choice import make_engine
 from rollout_worker.engine.parameters import differing
+from rollout_worker.engine.vllm import engine as engine_module
 from rollout_worker.engine.vllm import rank_weights, worker_extension
 from rollout_worker.engine.vllm.client import VLLMClient, engine_arguments, start_error
 from rollout_worker.engine.vllm.engine import VLLMEngine
@@ -231,3 +240,86 @@ def test_the_first_sync_is_compared_in_one_forward(wrong: float) -> None:
     model.register_forward_pre_hook(lambda *_: asked.append(1))
     gap, _ = mean_gap(lambda tensors: model, {}, request, tuple(completions))
     assert gap == pytest.approx(wrong, abs=1e-5) and len(asked) == 1
+
+
+class SleepingDevice:
+    """vLLM's memory on a GPU, with what does not survive there as an error: weights copied, or
+    tokens generated, where there is no memory, and a cache for which staged weights leave no
+    room."""
+
+    def __init__(self) -> None:
+        self.awake = {"weights", "kv_cache"}
+        self.staged = False
+        self.done: list[str] = []
+        self.llm: Any = self
+        self.engine_core: Any = self
+        self.output_processor = SimpleNamespace(request_states={})
+        self.spec = SimpleNamespace(
+            table=SimpleNamespace(canonical=lambda tensors: tensors), ranks=1, quantised=False
+        )
+
+    async def sleep(self, level: int) -> None:
+        assert self.awake == {"weights", "kv_cache"} and not self.staged
+        self.awake = set()
+        self.done.append(f"sleep {level}")
+
+    async def wake_up(self, tags: list[str]) -> None:
+        assert not self.awake & set(tags), "it is awake"
+        assert tags == ["weights"] or not self.staged, "no room for the cache"
+        self.awake |= set(tags)
+        self.done.append(f"wake {' '.join(tags)}")
+
+    async def ranks(self, method: str, *args: Any) -> list[Any]:
+        if method == "paceline_swap":
+            assert "weights" in self.awake, "illegal memory access"
+            self.done.append("fill")
+        if method == "paceline_leave_device":
+            self.staged = False
+        return [[]] if method == "paceline_check" else [""]
+
+    async def stage(self, client: Any, weights: Any) -> None:
+        self.staged = True
+
+    async def resume_generation(self) -> None:
+        assert self.awake == {"weights", "kv_cache"}, "illegal memory access"
+
+    async def call(self, work: Any) -> Any:
+        return await work
+
+    async def nothing(self, *args: Any, **named: Any) -> None: ...
+
+    pause_scheduler_async = update_weight_version = reset_prefix_cache = abort = nothing
+
+
+@pytest.mark.asyncio
+async def test_an_engine_sleeps_without_requests_and_wakes_weights_before_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every turn, whether or not a newer version has come."""
+    config = tiny_config(make_tiny_model(tmp_path), turns=True)
+    engine, device = VLLMEngine(config, PromptTokenizer(config)), SleepingDevice()
+    monkeypatch.setattr(engine_module, "stage", device.stage)
+    engine._client = engine._requests._client = device  # type: ignore[assignment]
+    engine._first_sync = False
+    engine.vocabulary, engine.max_context = 15, 64
+    await engine.load_weights(0, {"w": torch.ones(2)})
+    assert engine.version == 0
+    for version in 0, 1:
+        device.done.clear()
+        await engine.park()
+        assert engine.version == -1 and device.awake == set()
+        request = Request("a", np.array([3], np.int32), SamplingParams(max_tokens=4))
+        with pytest.raises(Aborted):
+            await engine.generate(request)
+        await engine.unpark()
+        assert engine.version == -1
+        await engine.load_weights(version, {"w": torch.ones(2)})
+        assert engine.version == version
+        assert device.done == ["sleep 2", "wake weights", "fill", "wake kv_cache"]
+
+
+def test_turns_without_a_gpu_are_refused_with_what_would_work(tmp_path: Path) -> None:
+    config = tiny_config(make_tiny_model(tmp_path), turns=True, engine="vllm")
+    model = AutoConfig.from_pretrained(config.model.path)
+    with pytest.raises(EngineError, match=r"needs a GPU.*rollout.engine = .transformers"):
+        engine_arguments(config, model, parameters=1, gpu=None)
