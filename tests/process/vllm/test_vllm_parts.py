@@ -255,7 +255,10 @@ class SleepingDevice:
         self.engine_core: Any = self
         self.output_processor = SimpleNamespace(request_states={})
         self.spec = SimpleNamespace(
-            table=SimpleNamespace(canonical=lambda tensors: tensors), ranks=1, quantised=False
+            table=SimpleNamespace(canonical=lambda tensors: tensors),
+            ranks=1,
+            quantised=False,
+            scale=None,
         )
 
     async def sleep(self, level: int) -> None:
