@@ -196,6 +196,8 @@ def test_the_state_is_the_adapters_alone_and_resumes_bit_for_bit(
     other.restore(str(saved.path), 1, 1)
     assert_same_bits(all_bits(other.state), bits)
     assert other.digest() == digest
+    other.park()  # with its base
+    other.unpark()
     for each in (trainer, other):
         train(each, GROUPS, 2)
     assert_same_bits(all_bits(other.state), all_bits(state))
