@@ -33,6 +33,7 @@ from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import CommandRefused
 from controller.ledger.enums import Phase, Role
 from controller.ledger.state.state import State
+from controller.lending import Lending
 from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
 from controller.status import status_of
@@ -60,6 +61,7 @@ class Autoscaling:
             steps=fleet.autoscale_steps,
         )
         self._limited = fleet.scorers_max is not None
+        self._lending = Lending(leader, steps=fleet.autoscale_steps)
         self._step = -1
         self._samples: list[tuple[float, bool]] = []
         """Since the last step: idle fraction of engines, and if no task was fresh enough."""
@@ -73,9 +75,15 @@ class Autoscaling:
                 self._samples.clear()
                 continue
             self.sample(state)
-            if state.versions.step != self._step:
-                self._step = state.versions.step
-                self.committed(state)
+            if state.versions.step == self._step:
+                continue
+            self._step = state.versions.step
+            waits = self.waits(state)
+            if state.fleet.seats.training:
+                await self._lending.committed(state, waits)
+            # Workers that take turns wait for one another whatever their numbers.
+            elif not state.fleet.seats.by_name:
+                self.committed(state, waits)
                 await self.carry_out(state)
 
     def sample(self, state: State) -> None:
@@ -83,12 +91,12 @@ class Autoscaling:
         step_s = state.steps.metrics.get("step_s", 0.0)
         shares = shares_of(state, reports, scorer_loads(self._leader, state))
         self._leader.flow.add(shares, SAMPLE_S, step_s)
+        self._lending.sample(state)
         if any("engine_idle_fraction" in report.gauges for _, report in reports):
             self._samples.append((shares.idle, shares.closed > 0))
 
-    def committed(self, state: State) -> None:
-        if state.fleet.seats.by_name:
-            return  # Workers that take turns wait for one another whatever their numbers
+    def waits(self, state: State) -> Waits:
+        """How long each side waited in the step that was committed."""
         metrics = state.steps.metrics
         starved = metrics.get("time_wait_s", 0.0) / max(metrics.get("step_s", 0.0), 1e-6)
         throttled = 0.0
@@ -97,6 +105,10 @@ class Autoscaling:
             idle, closed = (sum(column) for column in zip(*self._samples, strict=True))
             throttled = min(idle, closed) / len(self._samples)
         self._samples.clear()
+        return Waits(min(1.0, starved), throttled)
+
+    def committed(self, state: State, waits: Waits) -> None:
+        starved, throttled = waits.starved, waits.throttled
         pace = pace_of(self._leader)
         kind = bottleneck_of(pace).kind
         scorer = _scorer_at_work(state, pace.scorer) if kind is SCORERS else None
@@ -105,7 +117,7 @@ class Autoscaling:
             # The groups in flight, the rewards, the weights or the controller are the limit.
             starved = throttled = 0.0
         counts = WorkerCounts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
-        waits = Waits(min(1.0, starved), throttled, scorer)
+        waits = Waits(starved, throttled, scorer)
         self._autoscaler.observe(counts, waits, settled=settled(state, counts))
         found = self._autoscaler.proposal
         before, self._leader.proposal = self._leader.proposal, found

@@ -76,6 +76,7 @@ def status_head(controller: Controller) -> admin_pb2.StatusReply:
         checkpoint_step=state.versions.checkpoint.step,
         reward_trouble="; ".join(filter(None, (glance.reward_trouble, taught_nothing))),
         seats=seats_of(state, controller.clock.time()),
+        training_seats=state.fleet.seats.training,
     )
 
 
@@ -103,6 +104,7 @@ def seats_of(state: State, now: float) -> list[admin_pb2.SeatStatus]:
     return [
         admin_pb2.SeatStatus(
             name=name,
+            role=str(seat.role or ""),
             holder=seat.holder[0] if seat.holder else "",
             asked=seat.asked,
             since_s=round(max(0.0, now - seat.since), 3) if seat.since else 0.0,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 POLICY, ROLLOUT, SCORER = "policy", "rollout", "scorer"
 ROLES = (POLICY, ROLLOUT, SCORER)
+TRAINING = "training"  # In place of a pool: pairs that train, of those that share devices
 
 
 def pool_of(role: str, scorer: str = "") -> str:

@@ -279,7 +279,9 @@ def seat_lines(status: admin_pb2.StatusReply) -> list[str]:
         held = f"{seat.holder} parks" if seat.asked else seat.holder or "nobody"
         since = f" for {duration(seat.since_s)}" if seat.since_s else ""
         why = f" ({seat.why})" if seat.why else ""
-        lines.append(printable(f"{seat.name}: {held}{since}{why}, of {', '.join(seat.members)}"))
+        side = {"policy": "trains, ", "rollout": "generates, "}.get(seat.role, "")
+        members = ", ".join(seat.members)
+        lines.append(printable(f"{seat.name}: {side}{held}{since}{why}, of {members}"))
     return lines
 
 

@@ -196,7 +196,7 @@ def reports_of(leader: Leader, state: State) -> Reports:
     found = []
     for worker in state.fleet.living(Role.ROLLOUT):
         session = leader.sessions.of(worker.worker_id, worker.incarnation)
-        if session is not None and not worker.spare:
+        if session is not None and not worker.spare and state.fleet.occupies(worker):
             found.append((worker, session.report))
     return found
 

@@ -282,7 +282,7 @@ class Liveness:
         if mesh is None or not mesh.broken:
             return False
         present = state.fleet.members()
-        if not (state.steps.open or all(map(state.fleet.seated, present))):
+        if not (state.steps.open or state.fleet.may_form):
             return False  # It is formed in the turn of training
         members = [worker.who for worker in present]
         living = [key for key in members if key not in dead]

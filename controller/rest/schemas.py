@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from controller.ledger.state.settings import SettingChange
 from paceline.config.sections.scorers import PREFIX
+from paceline.worker_pools import TRAINING
 
 
 class Reply(BaseModel):
@@ -53,12 +54,15 @@ class DesiredCounts(BaseModel):
     rollout: Count | None = None
     scorers: dict[Annotated[str, Field(max_length=64)], Count] = Field(default_factory=dict)
     """By the name of the scorer: {"helpful": 3}."""
+    training: Count | None = None
+    """By itself: pairs that train, if devices are lent (fleet.sharing)."""
 
     @property
     def by_pool(self) -> dict[str, int]:
         """Counts as in `desired` of the run: {"policy": 1, "scorer:helpful": 3}."""
         named = {"policy": self.policy, "rollout": self.rollout}
         named |= {PREFIX + name: count for name, count in self.scorers.items()}
+        named[TRAINING] = self.training
         return {pool: count for pool, count in named.items() if count is not None}
 
 

@@ -14,6 +14,7 @@ from paceline.observe.vocabulary import DeathCause, FaultCause
 from paceline.payloads.group_limits import Invalid, check_text
 from paceline.providers.base import who_scales
 from paceline.v1 import admin_pb2
+from paceline.worker_pools import TRAINING
 
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
@@ -106,7 +107,7 @@ async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admi
     if not request.desired:
         raise Invalid("desired is empty")
     reply = await _scale(controller, request)
-    if reply.accepted:
+    if reply.accepted and TRAINING not in request.desired:
         reply.message += f"; {who_scales(controller.config.fleet.provider, controller.run_dir)}"
     return reply
 

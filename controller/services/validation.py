@@ -18,7 +18,7 @@ from paceline.observe.vocabulary import FaultCause
 from paceline.payloads.group_limits import Invalid
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
 from paceline.worker_pools import ROLES as POOL_ROLES
-from paceline.worker_pools import role_of
+from paceline.worker_pools import TRAINING, role_of
 
 R = TypeVar("R")
 Caller = tuple[str, int]
@@ -91,7 +91,8 @@ def _gauges(gauges: Mapping[str, float]) -> str:
 
 def _pools(counts: Mapping[str, int]) -> str:
     for pool, count in counts.items():
-        if role_of(pool) not in POOL_ROLES or len(pool) > 64 or not 0 <= count <= MAX_WORKERS:
+        known = pool == TRAINING or role_of(pool) in POOL_ROLES
+        if not known or len(pool) > 64 or not 0 <= count <= MAX_WORKERS:
             return f"{pool[:64]} = {count}: write policy, rollout or scorer:NAME, and 0 or more"
     return ""
 

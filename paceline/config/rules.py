@@ -248,9 +248,38 @@ def _alone(c: Config) -> bool:
 
 
 def _turns(c: Config) -> Iterator[str]:
-    fleet, setting = c.fleet, 'fleet.sharing = "turns"'
+    fleet, setting = c.fleet, f'fleet.sharing = "{c.fleet.sharing}"'
+    lends = fleet.sharing == "lend"
+    if fleet.training_pairs is not None and not lends:
+        yield 'fleet.training_pairs has no effect without fleet.sharing = "lend": remove it'
     if not c.takes_turns:
         return
+    if c.recorded:
+        yield (
+            f"{setting} is for engines that generate, and a run of recorded data has none: its "
+            'rollout workers need no device. Write fleet.sharing = "none"'
+        )
+    if fleet.rollout_spares:
+        yield (
+            f"fleet.rollout_spares: with {setting} a spare would hold a device on which it may not "
+            "generate. Set it to 0"
+        )
+    if lends and fleet.policy < 2:
+        yield (
+            f"{setting} moves devices between training and generation, and with one pair there is "
+            'none to move. Write fleet.sharing = "turns", or more pairs (fleet.policy and '
+            "fleet.rollout)"
+        )
+    if lends and fleet.policy <= (fleet.training_pairs or 1):
+        yield (
+            f"fleet.training_pairs = {fleet.training_pairs} leaves none of {fleet.policy} pairs "
+            "to generate: set it lower"
+        )
+    if lends and c.train.max_staleness == 0:
+        yield (
+            f"{setting}: with train.max_staleness = 0 one side always waits for the other. Write "
+            'fleet.sharing = "turns", or train.max_staleness = 1'
+        )
     if fleet.policy != fleet.rollout:
         yield (
             f"{setting} pairs policy replica N with rollout worker N, and fleet.policy = "
@@ -336,21 +365,6 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     Rule(
         lambda c: c.fleet.heartbeat_s * 2 > c.fleet.lease_ttl_s,
         "fleet.lease_ttl_s must be at least twice fleet.heartbeat_s",
-    ),
-    Rule(
-        lambda c: c.fleet.sharing == "turns" and c.rollout.source == "recorded",
-        'fleet.sharing = "turns" is for engines that generate, and a run of recorded data has '
-        'none: its rollout workers need no device. Write fleet.sharing = "none"',
-    ),
-    Rule(
-        lambda c: c.fleet.sharing == "turns" and c.fleet.autoscale,
-        "fleet.autoscale compares how long replicas and rollout workers wait for one another, and "
-        'with fleet.sharing = "turns" they always do. Set it to false',
-    ),
-    Rule(
-        lambda c: c.fleet.sharing == "turns" and c.fleet.rollout_spares > 0,
-        "fleet.rollout_spares: a spare would hold a seat in which it may not generate. Set it to "
-        '0, or fleet.sharing to "none"',
     ),
     _turns,
     _answers,

@@ -111,7 +111,7 @@ class Config(Section):
     @property
     def takes_turns(self) -> bool:
         """Policy replica N and rollout worker N have the same device, one after the other."""
-        return self.fleet.sharing == "turns"
+        return self.fleet.sharing != "none"
 
     @property
     def weights_through_host(self) -> bool:

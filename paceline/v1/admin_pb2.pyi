@@ -109,20 +109,22 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., activity: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., held_leases: _Optional[int] = ..., incarnation: _Optional[int] = ..., scorer: _Optional[str] = ..., seat: _Optional[str] = ...) -> None: ...
 
 class SeatStatus(_message.Message):
-    __slots__ = ("name", "holder", "asked", "since_s", "why", "members")
+    __slots__ = ("role", "name", "holder", "asked", "since_s", "why", "members")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    role: str
     name: str
     holder: str
     asked: bool
     since_s: float
     why: str
     members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., holder: _Optional[str] = ..., asked: _Optional[bool] = ..., since_s: _Optional[float] = ..., why: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., holder: _Optional[str] = ..., asked: _Optional[bool] = ..., since_s: _Optional[float] = ..., why: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ControllerStatus(_message.Message):
     __slots__ = ("controller_id", "address", "state", "pid", "host", "heartbeat_age_s", "rest")
@@ -168,7 +170,7 @@ class TaskCounts(_message.Message):
     def __init__(self, dispatched: _Optional[int] = ..., pending: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., in_step: _Optional[int] = ..., trained: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run_id", "run_name", "phase", "leader", "term", "step", "total_steps", "version", "mesh_epoch", "tasks", "workers", "controllers", "desired", "metrics", "failovers", "mesh_rebuilds", "reason", "checkpoint_step", "proposed", "proposed_why", "provider_trouble", "spares", "reward_trouble", "seats", "changed")
+    __slots__ = ("run_id", "run_name", "phase", "leader", "term", "step", "total_steps", "version", "mesh_epoch", "tasks", "workers", "controllers", "desired", "metrics", "failovers", "mesh_rebuilds", "reason", "checkpoint_step", "proposed", "proposed_why", "provider_trouble", "spares", "reward_trouble", "seats", "training_seats", "changed")
     class DesiredEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +223,7 @@ class StatusReply(_message.Message):
     SPARES_FIELD_NUMBER: _ClassVar[int]
     REWARD_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     SEATS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_SEATS_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_name: str
@@ -246,8 +249,9 @@ class StatusReply(_message.Message):
     spares: _containers.ScalarMap[str, int]
     reward_trouble: str
     seats: _containers.RepeatedCompositeFieldContainer[SeatStatus]
+    training_seats: int
     changed: _containers.RepeatedCompositeFieldContainer[SettingChange]
-    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., phase: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., desired: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., failovers: _Optional[int] = ..., mesh_rebuilds: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., proposed: _Optional[_Mapping[str, int]] = ..., proposed_why: _Optional[str] = ..., provider_trouble: _Optional[str] = ..., spares: _Optional[_Mapping[str, int]] = ..., reward_trouble: _Optional[str] = ..., seats: _Optional[_Iterable[_Union[SeatStatus, _Mapping]]] = ..., changed: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., phase: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., desired: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., failovers: _Optional[int] = ..., mesh_rebuilds: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., proposed: _Optional[_Mapping[str, int]] = ..., proposed_why: _Optional[str] = ..., provider_trouble: _Optional[str] = ..., spares: _Optional[_Mapping[str, int]] = ..., reward_trouble: _Optional[str] = ..., seats: _Optional[_Iterable[_Union[SeatStatus, _Mapping]]] = ..., training_seats: _Optional[int] = ..., changed: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
 
 class SettingChange(_message.Message):
     __slots__ = ("name", "old", "new", "step")

@@ -11,6 +11,7 @@ import typer
 
 from paceline.config.load import parse_setting
 from paceline.errors import BadInput, UserError
+from paceline.worker_pools import TRAINING
 from paceline_launcher.cli.common import ANSWER_LIMIT_S, JsonOption, Target, is_number, print_json
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def scale(counts: list[str] | None = None, *, target: Target, as_json: JsonOptio
     Example: paceline scale policy=3 rollout=4 --run-dir runs/demo
 
     Args:
-        counts ROLE=COUNT...: policy=2, rollout=4, scorer:NAME=2.
+        counts ROLE=COUNT...: policy=2, rollout=4, scorer:NAME=2; or training=2 for lent devices.
     """
     if not counts:
         _show_fleet(target.ask(_status), as_json)
@@ -57,7 +58,8 @@ def _show_fleet(status: admin_pb2.StatusReply, as_json: bool) -> None:
         found = as_dict(status)
         print_json({"desired": found["desired"], "seats": found["seats"]})
         return
-    typer.echo("desired: " + ", ".join(f"{k}={n}" for k, n in sorted(status.desired.items())))
+    counts = {**status.desired, **({TRAINING: n} if (n := status.training_seats) else {})}
+    typer.echo("desired: " + ", ".join(f"{k}={n}" for k, n in sorted(counts.items())))
     for line in seat_lines(status):
         typer.echo(line)
 

@@ -125,11 +125,13 @@ class Cluster:
 
     def occupies(self, seat: str, worker_id: str, incarnation: int) -> None:
         """The worker begins to use the devices of its seat."""
-        users = self.on_device.setdefault(seat, {})
+        users, living = self.on_device.setdefault(seat, {}), self.oracle.living
+        # One that was declared dead while it runs learns it with its next directive; so does one
+        # whose grant is lost with the end of the journal.
+        known = living.get(worker_id) == incarnation and not self.oracle.counts["lost tails"]
         for name, number in users.items():
-            living = self.oracle.living.get(name) == number and self.workers[name].alive
-            # With the end of the journal a grant may be lost: its holder learns that it is over.
-            if name != worker_id and living and not self.oracle.counts["lost tails"]:
+            there = living.get(name) == number and self.workers[name].alive
+            if name != worker_id and there and known:
                 raise Violation(f"{worker_id} uses {seat}, and so does {name}")
         users[worker_id] = incarnation
         self.oracle.counts["unparked"] += 1

@@ -30,6 +30,10 @@ class SeatOracle:
                 role = str(event.role)
                 self.asked |= {s for s, (w, *_) in self.holders.items() if not w.startswith(role)}
                 return f"the turn changes during step {open_step.step}" if open_step else ""
+            case ev.SeatLent():
+                holder = self.holders.get(event.seat)
+                if holder is not None and not holder[0].startswith(str(event.role)):
+                    self.asked.add(event.seat)
             case ev.SeatAsked():
                 self.asked.add(event.seat)
             case ev.SeatGranted():

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from controller.services import admin
+from paceline.v1 import admin_pb2
+from paceline.worker_pools import TRAINING
 from testbed.simulator.cluster import Shape
 from testbed.simulator.virtual_time import Process
 from testbed.simulator.world import World
@@ -37,18 +40,25 @@ DOOMS = [
 
 
 def with_turns(shape: Shape, share: float) -> Shape:
-    """This share of the runs has workers that take turns, all or some of them."""
+    """This share of the runs has workers that take turns, all or some of them. In a third of these
+    the devices are lent: some train while others generate."""
     rng = random.Random(shape.spec.seed + 4)
     if rng.random() >= share:
         return shape
     spec = replace(shape.spec, bounds={})
-    return replace(shape, spec=spec, seats=rng.choice([1, shape.policy, 3, 5]))
+    if rng.random() < 0.67:
+        return replace(shape, spec=spec, seats=rng.choice([1, shape.policy, 3, 5]))
+    pairs = rng.choice([2, 3, 4])
+    spec = replace(spec, bounds={"training_seats": rng.randrange(1, pairs)})
+    return replace(shape, spec=spec, seats=pairs, policy=pairs, rollout=pairs)
 
 
 def plan_turns(world: World, until: float) -> None:
     """Draws what strikes until then, by a generator of its own."""
     rng = random.Random(f"turns {world.shape.spec.seed}")
     arm(world, rng.sample(DOOMS, rng.choice([0, 1, 2, 4])), until, rng)
+    for _ in range(rng.choice([1, 3, 8]) if world.shape.spec.bounds else 0):
+        world.timeline.after(rng.uniform(0.5, until), _lend, world, rng)
     for _ in range(rng.choice([0, 5, 20])):
         world.timeline.after(rng.uniform(0.5, until), _lie, world, rng)
 
@@ -84,6 +94,13 @@ def _strike(world: World, worker: Process, whom: str, rng: random.Random) -> Non
         for other in list(world.workers.values()):
             if other is not worker and other.seat == seat:
                 world.crash(other)
+
+
+def _lend(world: World, rng: random.Random) -> None:
+    """Somebody, or the policy, wants so many pairs to train."""
+    request_id, desired = f"lend-{rng.random()}", {TRAINING: rng.randrange(1, world.shape.seats)}
+    world.ask(admin.scale, admin_pb2.ScaleRequest(request_id=request_id, desired=desired))
+    world.oracle.counts["lent"] += 1
 
 
 def _lie(world: World, rng: random.Random) -> None:

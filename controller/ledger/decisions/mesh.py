@@ -125,7 +125,7 @@ def _next_members(d: Decider) -> list[Worker] | None:
     """Members of the next epoch in rank order; None: the mesh stays as it is for now."""
     s = d.state
     staying = s.fleet.members()
-    if not all(map(s.fleet.seated, staying)):
+    if not s.fleet.may_form:
         return None
     names = {w.worker_id for w in staying}
     others = sorted(

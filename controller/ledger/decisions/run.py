@@ -13,6 +13,7 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.commands import CommandRefused, Decider, by_request, command
 from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
+from controller.ledger.decisions.seats import set_training
 from controller.ledger.enums import DropReason, Phase, SuspendStage, VerdictCode
 from controller.ledger.events.event import counts_in_words
 from controller.ledger.limits import problem_of, within
@@ -22,6 +23,7 @@ from controller.ledger.state.tasks import TaskState
 from paceline.errors import RefusalCode
 from paceline.ids import Step
 from paceline.observe.vocabulary import MeshEnd
+from paceline.worker_pools import TRAINING
 
 FRUITLESS_BATCHES = 3
 FRUITLESS_TASKS = 20
@@ -203,8 +205,12 @@ def scale(
     request_id: str,
     desired: Mapping[str, int],
     expected: Mapping[str, int] = MappingProxyType({}),
+    why: str = "by request",
 ) -> None:
     """Refused if the desired counts of the roles in ``expected`` have become others."""
+    if TRAINING in desired:
+        set_training(d, request_id, desired, expected, why)
+        return
     if problem := problem_of(d.state.bounds, desired, d.state.desired):
         raise CommandRefused(RefusalCode.INVALID, problem)
     if any(d.state.desired.get(role) != count for role, count in expected.items()):

@@ -10,17 +10,30 @@
 
 So each side waits only for what the other one does in its own turn. Joins, state transfers and the
 steps need the turn of training. Links and checkpoints need none.
+
+If seats are lent (``Seats.training``), each has a role of its own. A replica whose seat is asked
+for leaves the mesh after its step, and joins again once it has it back. If the only replica with
+the newest state is parked, its seat goes back to training.
 """
 
+from collections.abc import Mapping
+
 from controller.ledger import events as ev
-from controller.ledger.decisions.commands import Decider, command, of_worker
+from controller.ledger.decisions.commands import (
+    CommandRefused,
+    Decider,
+    command,
+    of_worker,
+)
 from controller.ledger.decisions.leases import admissible
 from controller.ledger.decisions.steps import missing_groups
 from controller.ledger.enums import Phase, Role
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.seats import Seat
 from controller.ledger.state.state import State
+from paceline.errors import RefusalCode
 from paceline.ids import Step
+from paceline.worker_pools import TRAINING
 
 Turn = tuple[Role, str]  # The role that is to hold the seats, and why
 LOST = "Redis has lost the end of the journal, and with it a grant"
@@ -34,6 +47,8 @@ def settle_seats(d: Decider, now: float) -> bool:
         d.emit(ev.TurnChanged(*turn, now))
     if d.state.over:
         return False
+    while (loan := _next_loan(d.state)) is not None:
+        d.emit(ev.SeatLent(*loan, now))
     for seat in seats.by_name.values():
         if seat.holder is None and (worker := _successor(d.state, seat)) is not None:
             # Redis may have lost the newest grants: their numbers were below that of a new term.
@@ -50,7 +65,7 @@ def settle_turn(d: Decider, now: float) -> None:
 
 def _successor(s: State, seat: Seat) -> Worker | None:
     """The worker whose turn it is; of several the one that stays."""
-    living = (w for w in s.fleet.living(s.fleet.seats.turn) if w.seat == seat.name)
+    living = (w for w in s.fleet.living(s.fleet.seats.role_of(seat)) if w.seat == seat.name)
     return min(living, key=lambda w: (w.leaving, w.worker_id), default=None)
 
 
@@ -75,7 +90,7 @@ def report_seat(d: Decider, now: float, worker: Worker, grant: int, parked: bool
 def next_turn(s: State) -> Turn | None:
     """The role that is to hold the seats from here on, and why; None: the turn does not change."""
     seats = s.fleet.seats
-    if not seats.by_name or s.over or s.steps.open is not None:
+    if not seats.by_name or seats.training or s.over or s.steps.open is not None:
         return None
     training = seats.turn is Role.POLICY
     if s.phase is not Phase.OPEN:
@@ -113,3 +128,54 @@ def _why_to_train(s: State) -> str:
     if missing_groups(s) or admissible(s, newest) > 0 or s.tasks.leased > worth_a_wait:
         return ""
     return f"the groups of step {step} are ready"
+
+
+# ---- lending ----------------------------------------------------------------------------------
+
+
+def set_training(
+    d: Decider, request_id: str, desired: Mapping[str, int], expected: Mapping[str, int], why: str
+) -> None:
+    """So many seats train from here on: ``desired`` is their number alone. Refused if that leaves a
+    side without a seat."""
+    seats, training = d.state.fleet.seats, desired[TRAINING]
+    problem, code = "", RefusalCode.INVALID
+    if not seats.training:
+        problem = 'no devices are lent in this run: see fleet.sharing = "lend"'
+    elif len(desired) > 1:
+        problem = f"{TRAINING} moves devices between the roles: ask for it by itself"
+    elif not 1 <= training < len(seats.by_name):
+        problem = f"{TRAINING}={training}: of {len(seats.by_name)} pairs, each side needs one"
+    elif expected.get(TRAINING, seats.training) != seats.training:
+        code = RefusalCode.CHANGED
+        problem = f"conflict: {seats.training} pairs train now; re-read the status and retry"
+    if problem:
+        raise CommandRefused(code, problem)
+    d.emit(ev.TrainingSeatsSet(request_id, training, why))
+
+
+def _next_loan(s: State) -> tuple[str, Role, str] | None:
+    """The next seat that changes its side, to which, and why; None: all are as they should be."""
+    seats = s.fleet.seats
+    if not seats.training:
+        return None
+    sides: dict[Role | None, list[str]] = {None: [], Role.POLICY: [], Role.ROLLOUT: []}
+    for name, seat in sorted(seats.by_name.items()):
+        sides[seat.role].append(name)
+    missing = seats.training - len(sides[Role.POLICY])
+    if sides[None]:
+        return sides[None][0], Role.POLICY if missing > 0 else Role.ROLLOUT, "it is new"
+    newest = s.versions.version
+    holding = sorted(w.seat for w in s.fleet.holders(newest))
+    if holding and set(holding) <= set(sides[Role.ROLLOUT]):
+        return holding[0], Role.POLICY, f"its replica alone holds version {newest}"
+    why = f"{seats.training} of {len(seats.by_name)} pairs train ({seats.why})"
+    if missing > 0 and sides[Role.ROLLOUT]:
+        coming = {w.seat for w in s.fleet.living(Role.POLICY)}
+        name = min(sides[Role.ROLLOUT], key=lambda seat: (seat not in coming, seat))
+        return name, Role.POLICY, why
+    if missing < 0:
+        # The last to go is the one whose replica holds the state.
+        name = max(sides[Role.POLICY], key=lambda seat: (seat not in holding, seat))
+        return name, Role.ROLLOUT, why
+    return None

@@ -28,7 +28,7 @@ class RunStarted(Event):
         s.settings.values = dict(self.settings)
         s.settings.configured = dict(self.settings)
         s.desired = dict(self.spec.desired)
-        s.bounds = dict(self.spec.bounds)
+        s.bound(self.spec.bounds)
         s.enter(Phase.OPEN)
         s.started_t = s.steps.last_commit_t = self.t
 
@@ -70,7 +70,7 @@ class BoundsSet(Event):
     bounds: Mapping[str, int]
 
     def apply(self, s: State) -> None:
-        s.bounds = dict(self.bounds)
+        s.bound(self.bounds)
 
     def text(self) -> str:
         return f"limits of the desired counts set to {counts_in_words(self.bounds) or 'none'}"

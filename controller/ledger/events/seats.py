@@ -22,6 +22,39 @@ class TurnChanged(Event):
                 seat.ask(self.t, self.why)
 
 
+@event()
+class SeatLent(Event):
+    """The seat goes to the other side, for as long as it is not lent again."""
+
+    seat: str
+    role: Role
+    why: str
+    t: float
+
+    def apply(self, s: State) -> None:
+        seat = s.fleet.seats.by_name[self.seat]
+        seat.role = self.role
+        if seat.holder and s.fleet.workers[seat.holder[0]].role is not self.role:
+            seat.ask(self.t, self.why)
+
+    def text(self) -> str:
+        side = "training" if self.role is Role.POLICY else "generation"
+        return f"{self.seat} is lent to {side}: {self.why}"
+
+
+@event(words="pairs that train: {0.seats} ({0.why})")
+class TrainingSeatsSet(Event):
+    """So many seats are to be lent to training."""
+
+    request_id: str
+    seats: int
+    why: str
+
+    def apply(self, s: State) -> None:
+        s.fleet.seats.training, s.fleet.seats.why = self.seats, self.why
+        s.remember(self.request_id, f"{self.seats} of {len(s.fleet.seats.by_name)} pairs train")
+
+
 @event(listed=False)
 class SeatAsked(Event):
     """One holder is asked to park: the journal has lost what became of its grant."""

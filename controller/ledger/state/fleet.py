@@ -176,6 +176,12 @@ class Fleet:
         seat = self.seats.by_name.get(worker.seat)
         return seat is None or (seat.holder == worker.who and not seat.asked)
 
+    @property
+    def may_form(self) -> bool:
+        """The members of the newest epoch may form another one: with turns once all of them hold
+        their seats; those that have lent theirs leave."""
+        return self.seats.training > 0 or all(map(self.seated, self.members()))
+
     def count(self, role: Role) -> int:
         return len(self._living[role])
 

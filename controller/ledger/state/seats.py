@@ -1,13 +1,14 @@
 """Seats: devices that a policy replica and a rollout worker of one host hold in turn.
 
-    free ── SeatGranted ──► held ── TurnChanged, SeatAsked ──► asked for ── SeatReturned ──► free
-      ▲                       └────────── its holder leaves the fleet ──────────┘             │
-      └─────────────────────────────────────────────────────────────────────────────────────┘
+    free ── SeatGranted ──► held ── TurnChanged, SeatLent ──► asked for ── SeatReturned ──► free
+      ▲                       └────────── its holder leaves the fleet ──────────┘            │
+      └────────────────────────────────────────────────────────────────────────────────────┘
 
 - A seat has one holder at most, which lives. Every grant has a number, higher than all before it.
 - What is asked for stays so until it is returned: a worker that has parked under a grant never uses
   the devices under it again, even if the other side's turn is over before its report arrives.
-- All seats of a run change together: ``turn`` is the role that gets the seats that come free.
+- With turns all seats of a run change together: ``turn`` is the role that gets what comes free.
+- With lending each seat has a role of its own, and ``training`` of them are to be training's.
 """
 
 from collections.abc import Collection
@@ -24,6 +25,7 @@ class Seat:
     holder: Holder | None = None
     grant: int = 0  # Number of its newest grant; 0: it was never granted
     asked: bool = False  # The holder is asked to return it
+    role: Role | None = None  # Lending: the side that it is lent to
     since: float = 0.0  # Time of the newest of these changes. Unix seconds; 0: it is not known.
     why: str = ""  # Reason of that change
 
@@ -44,8 +46,13 @@ class Seats:
     by_name: dict[str, Seat] = field(default_factory=dict)
     """Seats that a living worker has registered with."""
     turn: Role = Role.POLICY
-    why: str = "the run starts"  # Reason of the newest change of ``turn``
+    why: str = "the run starts"  # Reason of the newest change of ``turn`` or of ``training``
     grants: int = 0  # The newest grant of all seats
+    training: int = 0  # Lending: seats that are to train. 0: all take turns.
+
+    def role_of(self, seat: Seat) -> Role:
+        """The side that the seat goes to when it is free."""
+        return seat.role or self.turn
 
     def join(self, name: str) -> None:
         """A worker with this seat has come; "": one with devices of its own."""

@@ -1,6 +1,6 @@
 """State of a run. It changes in the ``apply`` of the events alone; nothing here decides."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT
@@ -74,6 +74,11 @@ class State:
         """Tokens that a trainer computes for each of these groups."""
         groups = map(self.meta, task_ids)
         return [group.tokens + group.prompt_tokens * group.sequences for group in groups]
+
+    def bound(self, bounds: Mapping[str, int]) -> None:
+        """The limits that a leader's config has."""
+        self.bounds = dict(bounds)
+        self.fleet.seats.training = bounds.get("training_seats", 0)
 
     def enter(self, phase: Phase) -> None:
         assert phase in PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"

@@ -158,9 +158,13 @@ class FleetConfig(Section):
     """Lower limit of the desired number of rollout workers, for commands and for the autoscaler."""
     rollout_max: Positive | None = None
     """Upper limit of the desired number of rollout workers. If none, there is no limit."""
-    sharing: Literal["none", "turns"] = "none"
-    """none: every worker has devices of its own. turns: policy replica i and rollout worker i of a
-    host use the same devices in turn, and the one that waits keeps what it has in host memory."""
+    sharing: Literal["none", "turns", "lend"] = "none"
+    """none: every worker has devices of its own. Else policy replica i and rollout worker i of a
+    host have the same devices, and the one without them keeps what it has in host memory. turns:
+    all pairs train, then all generate. lend: some pairs train while the others generate, and the
+    leader changes how many."""
+    training_pairs: Positive | None = None
+    """Pairs that train at the start, with sharing = "lend". If none, half of them."""
     rollout_spares: NonNegative = 0
     """Hot-spare rollout workers beside the desired number: they have weights, and lease tasks only
     when another worker dies or the number rises."""
@@ -207,16 +211,6 @@ class FleetConfig(Section):
     max_restarts: Positive = 20
     """Restarts of one process within ten minutes after which the run is declared failed."""
 
-    @field_validator("sharing", mode="before")
-    @classmethod
-    def _built(cls, sharing: Any) -> Any:
-        if sharing == "lend":
-            raise ValueError(
-                'fleet.sharing = "lend" is not built yet: workers that share devices take turns. '
-                'Write fleet.sharing = "turns"'
-            )
-        return sharing
-
     @model_validator(mode="after")
     def _bounded(self) -> "FleetConfig":
         scorers = self.scorers.values() if isinstance(self.scorers, dict) else [self.scorers]
@@ -237,10 +231,13 @@ class FleetConfig(Section):
 
     @property
     def bounds(self) -> dict[str, int]:
-        """The limits of the roles (_min and _max) and rollout_spares, if they are set."""
+        """The limits of the roles (_min and _max), rollout_spares and training_seats, if they are
+        set."""
         names = [f"{role}_{end}" for role in BOUNDED for end in ("min", "max")]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return found | ({"rollout_spares": self.rollout_spares} if self.rollout_spares else {})
+        found |= {"rollout_spares": self.rollout_spares} if self.rollout_spares else {}
+        training = self.training_pairs or max(1, self.policy // 2)
+        return found | ({"training_seats": training} if self.sharing == "lend" else {})
 
 
 class KubernetesConfig(Section):

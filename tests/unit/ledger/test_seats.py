@@ -280,3 +280,86 @@ def test_a_snapshot_from_before_there_were_seats_is_read() -> None:
         del worker["seat"]
     ledger = Ledger.from_snapshot(data)
     assert ledger.fingerprint() == run.ledger.fingerprint()
+
+
+# ---- lending ----------------------------------------------------------------------------------
+
+
+def lent(pairs: int = 3, training: int = 1) -> Driven:
+    """Pairs of which ``training`` train, those with the lowest numbers, and the others generate."""
+    run = Driven(bounds={"training_seats": training})
+    for n in range(pairs):
+        run.register(f"p{n}", seat=f"h/{n}")
+        run.observe(f"p{n}")
+    for n in range(training):
+        run.observe(f"p{n}", state=0)
+    for n in range(pairs):
+        come(run, f"r{n}")
+    return run
+
+
+def sides(run: Driven) -> str:
+    """The side of each seat: t or g."""
+    seats = sorted(run.state.fleet.seats.by_name.items())
+    return "".join("t" if seat.role is Role.POLICY else "g" for _, seat in seats)
+
+
+def test_lent_seats_are_split_and_both_sides_work_at_once() -> None:
+    run = lent()
+    assert sides(run) == "tgg" and [holder(run, f"h/{n}") for n in range(3)] == ["p0", "r1", "r2"]
+    assert run.state.fleet.whole_mesh.names == ["p0"]
+    assert run.lease("r0").empty_reason == "parked"
+    run.fill("r1", 4)
+    assert run.state.steps.open is not None and run.lease("r2").leases
+
+
+def test_a_seat_that_is_lent_to_training_brings_its_replica_into_the_mesh_and_back() -> None:
+    run = lent()
+    reply = run.do(cmd.scale("a", {"training": 2}, {"training": 1}))
+    assert reply == "2 of 3 pairs train" and sides(run) == "ttg"
+    park(run, "r1")
+    assert run.state.fleet.whole_mesh.names == ["p0", "p1"]
+    run.observe("p1", state=0)
+    run.fill("r2", 4)
+    run.do(cmd.scale("b", {"training": 1}))
+    assert sides(run) == "tgg" and run.directive("p1").HasField("mesh"), "its step goes on"
+    run.vote("p0")
+    run.vote("p1")
+    assert run.state.fleet.whole_mesh.names == ["p0"], "the others do not wait until it has parked"
+    park(run, "p1")
+    assert holder(run, "h/1") == "r1"
+    run.failover()
+    assert sides(run) == "tgg"
+
+
+def test_the_only_replica_with_the_state_gets_its_seat_back() -> None:
+    run = lent()
+    run.do(cmd.scale("a", {"training": 2}))
+    park(run, "r1")
+    run.observe("p1", state=0)
+    run.do(cmd.scale("b", {"training": 1}))
+    park(run, "p1")
+    run.die("p0")
+    assert sides(run) == "gtg"
+    park(run, "r1")
+    run.do(cmd.form_mesh())
+    assert run.state.fleet.whole_mesh.names == ["p1"] and not run.state.fleet.whole_mesh.restore
+
+
+@pytest.mark.parametrize(
+    ("desired", "expected", "why"),
+    [
+        ({"training": 0}, {}, "each side needs one"),
+        ({"training": 3}, {}, "each side needs one"),
+        ({"training": 2, "policy": 2}, {}, "by itself"),
+        ({"training": 2}, {"training": 2}, "conflict"),
+    ],
+)
+def test_a_side_keeps_a_pair_and_nobody_undoes_anothers_loan(
+    desired: dict[str, int], expected: dict[str, int], why: str
+) -> None:
+    run = lent()
+    with pytest.raises(cmd.CommandRefused, match=why):
+        run.do(cmd.scale("a", desired, expected))
+    with pytest.raises(cmd.CommandRefused, match="no devices are lent"):
+        seated().do(cmd.scale("a", {"training": 1}))

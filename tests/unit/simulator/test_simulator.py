@@ -15,6 +15,7 @@ import pytest
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
+from controller.ledger.enums import Role
 from controller.ledger.events import Topic
 from controller.store.journal import Entry, Position
 from paceline.observe.vocabulary import FaultCause
@@ -138,6 +139,8 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
         ev.OriginsDiffer("r1", "r0", ("rollout.environment",)),
         ev.SeatAsked("h/0", "why", 2.5),
+        ev.SeatLent("h/0", Role.POLICY, "why", 2.5),
+        ev.TrainingSeatsSet("f", 2, "why"),
         ev.ProcessFault("e", "redis", "h0", 7, FaultCause.OUT_OF_MEMORY, "by the kernel", 2.5),
     ]
     # Their settings change, and they are extended.

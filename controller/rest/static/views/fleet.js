@@ -129,17 +129,27 @@ export async function fleet() {
   const some = shown.length < workers.length ? `, ${whole(shown.length)} shown` : "";
   put($("workers-count"), `${up} up${some}`);
   showHints(run);
-  for (const pool of poolsOf(state.run.desired))
-    if (!typed.has(pool)) inputOf(pool).value = state.run.desired[pool] ?? "";
+  const desired = desiredOf(state.run);
+  for (const pool of poolsOf(desired))
+    if (!typed.has(pool)) inputOf(pool).value = desired[pool] ?? "";
+}
+
+// Counts that can be scaled: of workers by pool, and of pairs that train if devices are lent.
+function desiredOf({ desired, training_seats }) {
+  return training_seats ? { ...desired, training: training_seats } : desired;
 }
 
 function poolsOf(desired) {
-  const scorers = Object.keys(desired).filter((pool) => pool.startsWith(SCORER));
-  return ["policy", "rollout", ...scorers.sort()];
+  const others = Object.keys(desired).filter((p) => p.startsWith(SCORER) || p === "training");
+  return ["policy", "rollout", ...others.sort()];
 }
 
 function titleOf(pool) {
-  const roles = { policy: "Policy replicas", rollout: "Rollout workers" };
+  const roles = {
+    policy: "Policy replicas",
+    rollout: "Rollout workers",
+    training: "Pairs that train",
+  };
   return roles[pool] ?? `Scorers ${pool.slice(SCORER.length)}`;
 }
 
@@ -170,9 +180,10 @@ function showHints(run) {
 }
 
 // Who holds devices that workers use in turn.
-function seatText({ name, holder, asked, since_s, why }) {
+function seatText({ name, role, holder, asked, since_s, why }) {
   const held = asked ? `${holder} parks` : holder || "nobody";
-  return `${name}: ${held} for ${seconds(since_s)} (${why}).`;
+  const side = { policy: "trains, ", rollout: "generates, " }[role] ?? "";
+  return `${name}: ${side}${held} for ${seconds(since_s)} (${why}).`;
 }
 
 function failureText(sink) {
@@ -186,7 +197,7 @@ function hint(id, text) {
 }
 
 async function scale() {
-  const now = state.run.desired;
+  const now = desiredOf(state.run);
   const desired = { scorers: {} };
   const expected = { scorers: {} };
   const changes = [];

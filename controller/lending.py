@@ -1,0 +1,77 @@
+"""Lending: measures what switches cost, and moves devices as the policy says. Part of the
+autoscaling loop of the leader; the next leader measures anew.
+
+    sample, ten times a second ──► a loan's time until its worker works at it
+    committed ──► waits, ready groups ──► Lender ──► move ──► cmd.scale: training=N
+"""
+
+import logging
+
+from controller.fleet.autoscale_policy import Waits
+from controller.fleet.lend_policy import Lender, Measured, Split
+from controller.leader import Leader
+from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import CommandRefused
+from controller.ledger.enums import Role
+from controller.ledger.state.seats import Seat
+from controller.ledger.state.state import State
+from controller.runtime import NotLeading
+from controller.store.journal import Deposed
+from paceline.process.structured_log import event
+from paceline.worker_pools import TRAINING
+
+log = logging.getLogger(__name__)
+
+
+class Lending:
+    def __init__(self, leader: Leader, *, steps: int) -> None:
+        self._leader = leader
+        self._lender = Lender(steps=steps)
+        self._moving: dict[str, tuple[Role, float]] = {}
+        """Side and time of each loan under way, by seat."""
+
+    def sample(self, state: State) -> None:
+        """Times the loans: from the decision until the worker has what it needs to work."""
+        now, seats = self._leader.clock.monotonic(), state.fleet.seats.by_name
+        for seat in seats.values():
+            if seat.role is None or works(state, seat):
+                found = self._moving.pop(seat.name, None)
+                if found is not None and found[0] is seat.role:
+                    self._lender.switch_s = now - found[1]
+            elif self._moving.get(seat.name, (None,))[0] is not seat.role:
+                self._moving[seat.name] = seat.role, now
+        self._moving = {name: loan for name, loan in self._moving.items() if name in seats}
+
+    async def committed(self, state: State, waits: Waits) -> None:
+        """``waits``: of the step that was committed."""
+        seats, step = state.fleet.seats, state.versions.step
+        now = Split(seats.training, len(seats.by_name) - seats.training)
+        if now.generating < 1:
+            return  # its workers come or go
+        left_s = (state.run.steps - step) * state.steps.metrics.get("step_s", 0.0)
+        seen = Measured(waits, len(state.tasks.ready) / state.run.groups_per_step, left_s)
+        settled = not self._moving and not state.evals.rounds
+        self._lender.observe(now, seen, settled=settled)
+        if (move := self._lender.move) is None:
+            return
+        counts = {TRAINING: move.split.training}
+        # A retry, by any leader, has the same request id.
+        request = f"lend-step{step}-{move.split.training}"
+        event(
+            log, "lending", **counts, gain=move.gain, why=move.why, switch_s=self._lender.switch_s
+        )
+        try:
+            await self._leader.execute(cmd.scale(request, counts, why=move.why))
+        except (CommandRefused, NotLeading, Deposed) as error:
+            event(log, "not lent", why=str(error), level=logging.WARNING)
+
+
+def works(state: State, seat: Seat) -> bool:
+    """True if its holder can do what the seat is lent for: train with the newest state, or generate
+    with weights."""
+    holder = None if seat.holder is None else state.fleet.current(*seat.holder)
+    if holder is None or seat.asked or holder.role is not seat.role:
+        return False
+    if holder.role is Role.ROLLOUT:
+        return holder.joinable and holder.loaded_version >= 0
+    return state.fleet.in_mesh(holder) and holder.state_version == state.versions.version

@@ -1,0 +1,71 @@
+"""Lending policy: the best split of the pairs, and what keeps it from moving back and forth."""
+
+import pytest
+
+from controller.fleet.autoscale_policy import Waits
+from controller.fleet.lend_policy import Lender, Measured, Split, best_move
+
+LONG_S = 1e6
+
+
+def measured(starved: float, throttled: float, ready: float, left_s: float = LONG_S) -> Measured:
+    return Measured(Waits(starved, throttled), ready, left_s)
+
+
+@pytest.mark.parametrize(
+    ("now", "seen", "best"),
+    [
+        (Split(3, 1), measured(0.8, 0.0, 0.2), Split(2, 2)),
+        (Split(1, 3), measured(0.0, 0.8, 2.0), Split(2, 2)),
+        (Split(6, 2), measured(0.6, 0.0, 0.2), Split(4, 4)),
+        (Split(2, 2), measured(0.5, 0.0, 0.2), None),  # one pair more would be too much
+        (Split(1, 1), measured(0.9, 0.0, 0.2), None),  # none is left to give
+        (Split(3, 1), measured(0.8, 0.0, 1.5), None),  # groups wait: it is not generation
+        (Split(1, 3), measured(0.0, 0.8, 0.5), None),  # none wait: it is not training
+        (Split(3, 1), measured(0.8, 0.0, 0.2, left_s=1.0), None),  # it would not pay any more
+    ],
+)
+def test_the_best_split(now: Split, seen: Measured, best: Split | None) -> None:
+    found = best_move(now, seen, switch_s=20.0, least=0.05)
+    assert (found.split if found else None) == best
+
+
+def simulated(now: Split, generate: float, train: float) -> Measured:
+    """A run whose pairs would generate and train so many steps a second."""
+    made, used = generate * now.generating, train * now.training
+    starved, throttled = max(0.0, 1 - made / used), max(0.0, 1 - used / made)
+    return measured(starved, throttled, 2.0 if throttled else 0.0)
+
+
+@pytest.mark.parametrize("start", [1, 4, 7])
+@pytest.mark.parametrize(("generate", "train"), [(1.0, 1.0), (1.0, 3.1), (5.0, 1.0)])
+def test_it_comes_to_the_best_split_from_any_and_stays(
+    start: int, generate: float, train: float
+) -> None:
+    lender, now, moves = Lender(steps=2), Split(start, 8 - start), []
+    for _ in range(100):
+        lender.observe(now, simulated(now, generate, train), settled=True)
+        if lender.move is not None:
+            now = lender.move.split
+            moves.append(now.training)
+    best = max(min(train * n, generate * (8 - n)) for n in range(1, 8))
+    assert min(train * now.training, generate * now.generating) >= 0.95 * best
+    assert len(moves) <= 2, moves
+
+
+def test_one_odd_measurement_and_a_switch_under_way_move_nothing() -> None:
+    lender, now = Lender(steps=2), Split(2, 2)
+    odd, even = measured(0.6, 0.0, 0.0), measured(0.0, 0.0, 0.0)
+    for seen, settled in [(odd, True)] * 3 + [(even, True)] * 2 + [(odd, False)] * 8:
+        lender.observe(now, seen, settled=settled)
+        assert lender.move is None
+
+
+def test_a_move_back_must_gain_more() -> None:
+    lender = Lender(steps=1)
+    slow = measured(0.0, 0.24, 2.0)  # 7 % faster with one of eight pairs moved
+    for now in Split(5, 3), Split(3, 5), Split(3, 5):
+        lender.observe(now, slow, settled=True)
+    for _ in range(6):
+        lender.observe(Split(3, 5), measured(0.0, 0.09, 2.0), settled=True)
+        assert lender.move is None
