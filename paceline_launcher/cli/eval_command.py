@@ -110,6 +110,8 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         "rollout.on_update": "keep",  # no update comes, and only vLLM knows the others
         "rollout.source": "engine",
         "rollout.group_size": 2,
+        # vLLM would wait for weights over a link.
+        "rollout.vllm": config.rollout.vllm | {"load_format": "auto"},
         THREADS: wanted.threads or given.get(THREADS, len(os.sched_getaffinity(0))),
     }
     if base is not None:
@@ -155,7 +157,8 @@ def exported(checkpoint: Path, config: Config | None, out: Path, *, trust: bool)
     """``out``, with the model that an engine loads. Raises ExportError."""
     from policy_worker.checkpoint.export import export
 
-    original = config.model.path if config is not None else None
+    # Adapters name their base, by its absolute path.
+    original = None if config is None or has_adapters(checkpoint) else config.model.path
     if original is not None and original.startswith(("/", ".")) and not Path(original).is_dir():
         original = None
     export(checkpoint, original, out, merge=True, trust_remote_code=trust)

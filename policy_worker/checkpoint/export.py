@@ -102,7 +102,9 @@ def export(
                 model.save_pretrained(partial)
             elif lora is not None:
                 task = "SEQ_CLS" if trained.head == "scalar" else "CAUSAL_LM"
-                write_peft(partial, weights, lora, source, task)
+                base = Path(source)
+                found = str(base.absolute()) if base.is_dir() else source
+                write_peft(partial, weights, lora, found, task)
             _save_tokenizer(partial, str(trained.tokenizer or source), trust_remote_code)
             if trust_remote_code:
                 for code in Path(source).glob("*.py"):

@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner, Result
 
 from paceline.config.load import load_config
+from paceline.config.sections.training import LoraConfig
 from paceline.errors import UserError
 from paceline.evaluation import pass_at_k
+from paceline.lora import adapter_shapes, write_peft
 from paceline_launcher.cli import app
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from testbed.fleets.local_run import ROOT, write_run
@@ -90,6 +93,17 @@ def test_a_model_and_a_checkpoint_of_it_are_judged_by_the_same_samples(
     assert "step-" in checkpoint["checkpoint"] and checkpoint["data"] == str(data)
     assert checkpoint["max_tokens"] == 8, "of its run"
     assert checkpoint["rows"] != model["rows"], "the weights are those of the checkpoint"
+
+    lora, path = LoraConfig(rank=2), run_dir.parent / "model"
+    shapes = adapter_shapes(AutoConfig.from_pretrained(path), lora)
+    for spread, same in (0.0, True), (0.5, False):
+        adapters = run_dir.parent / f"adapters-{spread}"
+        adapters.mkdir()
+        drawn = {name: torch.randn(shape) * spread for name, shape in shapes.items()}
+        write_peft(adapters, drawn, lora, str(path))
+        done = evaluate(adapters, *options)
+        assert done.exit_code == 0, done.exception
+        assert (json.loads(out.read_text())["rows"] == model["rows"]) == same
 
 
 def check_report(found: dict[str, Any]) -> None:
