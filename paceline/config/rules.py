@@ -324,6 +324,11 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
         "begins: remove one of them",
     ),
     Rule(
+        lambda c: c.rollout.router_replay and (c.recorded or c.rollout.engine != "transformers"),
+        "rollout.router_replay needs completions of the transformers engine, which notes the "
+        'experts that it chose. Set it to false, or rollout.engine to "transformers"',
+    ),
+    Rule(
         lambda c: c.data.curriculum is not None and c.rollout.group_size == 1,
         "data.curriculum compares the rewards of a prompt's sampled completions, and with "
         "rollout.group_size = 1 there are none to compare: remove it",

@@ -17,6 +17,7 @@ from paceline.payloads.group_limits import (
     check_text,
     usable_reward,
 )
+from paceline.payloads.routes import BadRoutes, decoded
 from paceline.v1 import common_pb2, rollout_pb2
 
 LOGPROB_CEILING = 1e-3
@@ -118,6 +119,7 @@ def check_logprobs(logprobs: NDArray[np.float32]) -> None:
 
 MAX_COMPONENTS = 64
 MOST_PROMPT_CUT = 1 << 31
+MOST_ROUTES = 1 << 14
 MAX_TEXT = 1 << 20
 _TRUNCATED = rollout_pb2.FINISH_REASON_LENGTH
 FINISHED = (rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH)
@@ -148,6 +150,7 @@ def check_group(
         sequences[versions] = sequences.get(versions, 0) + 1
     if train and limits.columns:
         _check_scored(group, limits.columns)
+    _check_routes(group)
     check_numbers(group, limits)
     meta = rollout_pb2.GroupMeta(
         task=group.task,
@@ -251,6 +254,19 @@ def _check_scored(group: rollout_pb2.Group, scorers: Set[str]) -> None:
     if missing := [c for c in group.completions if scorers - c.columns.keys()]:
         names = ", ".join(sorted(scorers - missing[0].columns.keys()))
         raise Invalid(f"{len(missing)} completions have no log-probs of the scorer {names}")
+
+
+def _check_routes(group: rollout_pb2.Group) -> None:
+    """Sizes alone: which experts there are, the trainer knows."""
+    found = [(group.prompt_routes, group.prompt_tokens)]
+    found += [(completion.routes, completion.tokens) for completion in group.completions]
+    if group.routes_width > MOST_ROUTES or (not group.routes_width and any(r for r, _ in found)):
+        raise Invalid(f"routes_width is {group.routes_width}, 1 to {MOST_ROUTES} allowed")
+    try:
+        for routes, tokens in found:
+            decoded(routes, len(tokens) // 4, group.routes_width)
+    except BadRoutes as error:
+        raise Invalid(str(error)) from None
 
 
 def _check_finished(

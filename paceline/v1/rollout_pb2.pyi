@@ -162,7 +162,7 @@ class LeaseReply(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., empty_reason: _Optional[_Union[EmptyReason, str]] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("tokens", "logprobs", "versions", "finish_reason", "reward", "reward_components", "loss_mask", "text", "answer", "token_rewards", "columns")
+    __slots__ = ("tokens", "logprobs", "versions", "finish_reason", "reward", "reward_components", "loss_mask", "text", "answer", "token_rewards", "columns", "routes")
     class RewardComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class Completion(_message.Message):
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_REWARDS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     logprobs: bytes
     versions: _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]
@@ -199,7 +200,8 @@ class Completion(_message.Message):
     answer: str
     token_rewards: _containers.RepeatedCompositeFieldContainer[TokenReward]
     columns: _containers.ScalarMap[str, bytes]
-    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_components: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., text: _Optional[str] = ..., answer: _Optional[str] = ..., token_rewards: _Optional[_Iterable[_Union[TokenReward, _Mapping]]] = ..., columns: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    routes: bytes
+    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_components: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., text: _Optional[str] = ..., answer: _Optional[str] = ..., token_rewards: _Optional[_Iterable[_Union[TokenReward, _Mapping]]] = ..., columns: _Optional[_Mapping[str, bytes]] = ..., routes: _Optional[bytes] = ...) -> None: ...
 
 class TokenReward(_message.Message):
     __slots__ = ("token", "reward")
@@ -210,7 +212,7 @@ class TokenReward(_message.Message):
     def __init__(self, token: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "kind", "prompt_tokens", "completions", "generate_s", "reward_s", "prompt_text", "prompt_cut")
+    __slots__ = ("task", "kind", "prompt_tokens", "completions", "generate_s", "reward_s", "prompt_text", "prompt_cut", "prompt_routes", "routes_width")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +221,8 @@ class Group(_message.Message):
     REWARD_S_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CUT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ROUTES_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_WIDTH_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     kind: TaskKind
     prompt_tokens: bytes
@@ -227,7 +231,9 @@ class Group(_message.Message):
     reward_s: float
     prompt_text: str
     prompt_cut: int
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., prompt_text: _Optional[str] = ..., prompt_cut: _Optional[int] = ...) -> None: ...
+    prompt_routes: bytes
+    routes_width: int
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., prompt_text: _Optional[str] = ..., prompt_cut: _Optional[int] = ..., prompt_routes: _Optional[bytes] = ..., routes_width: _Optional[int] = ...) -> None: ...
 
 class GroupMeta(_message.Message):
     __slots__ = ("task", "kind", "digest", "prompt_tokens", "prompt_cut", "generate_s", "reward_s", "min_version", "max_version", "token_versions", "sequence_versions", "lengths", "rewards", "answers", "truncated")

@@ -30,7 +30,7 @@ from policy_worker.model.heads import (
     make_value_head,
 )
 from policy_worker.model.precision import cast_frozen
-from policy_worker.model.recurrent import separate_sequences
+from policy_worker.model.row_layers import tell_layers
 from policy_worker.objectives.objective import Part
 
 
@@ -187,7 +187,7 @@ def _prepared(
     frozen: torch.dtype = torch.float32,
 ) -> nn.Module:
     model.config.use_cache = False
-    separate_sequences(model)
+    tell_layers(model)
     if not trainable:
         model.requires_grad_(False)
     elif config.lora is not None:

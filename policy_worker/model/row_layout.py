@@ -81,6 +81,12 @@ class Packing:
     """True for the sequence that its group's prompt precedes."""
     position: Tensor
     """int64 [T], on the device: position of each token in its sequence."""
+    routes: Tensor | None = None
+    """int64 [T, W]: experts to which each token goes, layer after layer; -1 for the router's own
+    choice. None: the router chooses all."""
+    agreement: list[Tensor] = field(default_factory=list)
+    """float32 [2] of each layer that was told its experts: those its router would have taken, and
+    all."""
 
     @cached_property
     def longest(self) -> int:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import UserError
 from paceline.ids import Step, Version
+from paceline.payloads.routes import Routes
 from paceline.v1 import policy_pb2, rollout_pb2
 
 Ints = NDArray[np.int64]
@@ -70,6 +71,11 @@ class TokenBatch(GroupLengths):
     """[S], whether the sequence was cut at the length limit."""
     scored: Mapping[str, Floats] = field(default_factory=dict)
     """[C] each, by scorer: log-probability of each token under its model."""
+    routes: Routes | None = None
+    """[C, W], experts of each token as the engine chose them, layer after layer; None: no group of
+    the batch has any."""
+    prompt_routes: Routes | None = None
+    """[P, W]"""
 
 
 def key_of(group: rollout_pb2.Group) -> GroupKey:

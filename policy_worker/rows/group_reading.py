@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.payloads.group_payload import decode as decode_payload
 from paceline.payloads.group_payload import payload_digest
+from paceline.payloads.routes import BadRoutes, Routes, decoded
 from paceline.payloads.store import Payloads
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.batch import (
@@ -145,7 +146,10 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
         "one another",
     )
     starts = np.repeat(np.cumsum(length) - length, _ints(len(c.token_rewards) for c in completions))
+    routes, prompt_routes = _routes(groups)
     return TokenBatch(
+        routes=routes,
+        prompt_routes=prompt_routes,
         prompt_tokens=_joined([g.prompt_tokens for g in groups], "<i4").astype(np.int64),
         prompt_length=_ints(len(g.prompt_tokens) // 4 for g in groups),
         sequences=sequences,
@@ -164,6 +168,22 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
         truncated=np.array([c.finish_reason for c in completions])
         == rollout_pb2.FINISH_REASON_LENGTH,
     )
+
+
+def _routes(groups: Sequence[rollout_pb2.Group]) -> tuple[Routes | None, Routes | None]:
+    """Routes of the completions' tokens, and of the prompts'. Raises BadGroup."""
+    width = max((group.routes_width for group in groups), default=0)
+    if not width:
+        return None, None
+    found: tuple[list[Routes], list[Routes]] = [], []
+    for number, group in enumerate(groups):
+        try:
+            for completion in group.completions:
+                found[0].append(decoded(completion.routes, len(completion.tokens) // 4, width))
+            found[1].append(decoded(group.prompt_routes, len(group.prompt_tokens) // 4, width))
+        except BadRoutes as error:
+            refuse_groups(groups, np.array([number]), str(error))
+    return np.concatenate(found[0]), np.concatenate(found[1])
 
 
 def _misplaced(rewards: Sequence[rollout_pb2.TokenReward], length: int) -> bool:

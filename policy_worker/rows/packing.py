@@ -19,6 +19,7 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.memory_plan import GIB, SHARES_GPU, Gpu, settled, with_rows
 from paceline.model_shape import read_shape
+from paceline.payloads.routes import UNKNOWN
 from paceline.process.compute_device import to_device
 from paceline.process.structured_log import event, first_line
 from policy_worker.model.attention import MicroBatch
@@ -154,11 +155,19 @@ def pack(
         "sequence_of": sequence_of,
         "token_at": row_start[sequence_of] + within,
     }
+    if batch.routes is not None and batch.prompt_routes is not None:
+        routes = np.full((total, batch.routes.shape[1]), UNKNOWN, np.uint16)
+        place, within = ranges(prompt_start[heads], prompt[heads])
+        routes[place] = batch.prompt_routes[ranges(prompt_offset[group[heads]], prompt[heads])[0]]
+        routes[ranges(row_start, inputs)[0]] = batch.routes[ranges(token_offset, inputs)[0]]
+        columns["routes"] = np.where(routes == UNKNOWN, -1, routes.astype(np.int64))
     row = dict(zip(columns, to_device([*columns.values()], device), strict=True))
     return MicroBatch(
         input_ids=row["ids"][None],
         position_ids=row["position"][None],
-        packing=Packing(prompt_start, prompt, row_start, inputs, first, row["position"]),
+        packing=Packing(
+            prompt_start, prompt, row_start, inputs, first, row["position"], row.get("routes")
+        ),
         predict_from=row["predict_from"],
         targets=row["targets"],
         token_index=token_index,

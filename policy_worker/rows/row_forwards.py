@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from paceline.expert_routes import expert_layers
 from paceline.lora import without_adapters
 from paceline.process.compute_device import compute_dtype
 from policy_worker.model.attention import MicroBatch
@@ -61,6 +62,12 @@ class RowForwards:
             raise ModelError(
                 f"train.loss.router_aux_loss_coef: {type(self.state.model).__name__} reports no "
                 "logits of routers. Set it to 0, or train a mixture of experts that does"
+            )
+
+        if self.state.config.rollout.router_replay and not expert_layers(self.state.model):
+            raise ModelError(
+                f"rollout.router_replay: {type(self.state.model).__name__} has no layer of "
+                "experts. Set it to false"
             )
 
     def pack(self, batch: TokenBatch, row: Ints, device: torch.device) -> MicroBatch:

@@ -209,6 +209,11 @@ class Gradients:
             sums = [loss.sums[name].detach().float() for name in self.objective.summed]
             self._sums += torch.stack(sums)
         measure(self.stats, scores, loss, tokens, sampled=not self.state.config.recorded)
+        if of_layers := micro.packing.agreement:
+            # Critic and reference choose for themselves and count for nothing here.
+            share, number = torch.stack(of_layers).sum(0)
+            entry = torch.stack([share, number, share / number.clamp(min=1.0)])
+            self.stats.add_on_device(["route_agreement"], entry[None])
 
     def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         """``loss`` with the load-balancing loss of experts, if train.loss asks for it."""

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import BadInput
+from paceline.payloads.routes import Routes
 
 
 class EngineError(BadInput):
@@ -119,13 +120,16 @@ def first_spans(spans: Iterable[tuple[int, int]], count: int) -> Spans:
 class Completion:
     """One completion, prompt excluded. ``tokens`` int32 [n], n >= 1; ``logprobs`` float32 [n];
     ``versions``: (version, length) spans that cover the tokens in order; ``stop``: the stop string
-    that ended it, which its text still contains."""
+    that ended it, which its text still contains; ``routes`` [n, W] and ``prompt_routes`` [P, W]:
+    experts of the tokens as inputs, if they are asked for."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: Spans
     finish: Finish
     stop: str | None = None
+    routes: Routes | None = None
+    prompt_routes: Routes | None = None
 
 
 def token_count(completion: Completion | None) -> int:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from paceline.config.schema import Config
 from paceline.dataset.messages import Message
 from paceline.payloads.group_limits import usable_reward
+from paceline.payloads.routes import Routes
 from paceline.process.threads import all_or_none
 from paceline.prompt_tokenizer import Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
@@ -188,6 +189,7 @@ def masked_completion(
     logprobs: list[NDArray[np.float32]] = []
     mask: list[NDArray[np.uint8]] = []
     spans: list[tuple[int, int]] = []
+    routes: list[Routes] = []
     version = pieces[0].completion.versions[0][0]
     for number, piece in enumerate(pieces):
         said = piece.said if number else piece.said[prompt:]
@@ -197,14 +199,26 @@ def masked_completion(
         mask += [np.zeros(len(said), np.uint8), np.ones(len(made), np.uint8)]
         spans += [(version, len(said)), *piece.completion.versions]
         version = spans[-1][0]
+        noted = piece.completion.prompt_routes, piece.completion.routes
+        if noted[0] is not None and noted[1] is not None:
+            # The last token of the turn before was an input of this turn first.
+            if routes:
+                routes[-1][-1] = noted[0][-len(said) - 1]
+            routes += [noted[0][len(noted[0]) - len(said) :], noted[1].copy()]
     cut = conversation.full or pieces[-1].completion.finish is Finish.LENGTH
     completion = Completion(
         np.concatenate(tokens),
         np.concatenate(logprobs),
         merge_spans(spans),
         Finish.LENGTH if cut else Finish.STOP,
+        routes=np.concatenate(routes) if len(routes) == 2 * len(pieces) else None,
+        prompt_routes=_head(pieces[0].completion.prompt_routes, prompt),
     )
     return completion, np.concatenate(mask)
+
+
+def _head(routes: Routes | None, length: int) -> Routes | None:
+    return None if routes is None else routes[:length]
 
 
 def turn_ends(conversation: Conversation, prompt: int) -> list[int]:

@@ -19,6 +19,7 @@ from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
 from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.errors import one_line
+from paceline.payloads.routes import encoded
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
@@ -288,6 +289,12 @@ def group_message(
         prompt_text=made.prompt.text[:_MAX_TEXT],
         prompt_cut=made.prompt.cut,
     )
+    noted = [c.prompt_routes for c in made.completions if c.prompt_routes is not None]
+    if noted:
+        group.routes_width = noted[0].shape[1]
+        group.prompt_routes = encoded(noted[0])
+        for completion, tokens in zip(group.completions, made.completions, strict=True):
+            completion.routes = b"" if tokens.routes is None else encoded(tokens.routes)
     for completion, mask in zip(group.completions, made.masks, strict=False):
         completion.loss_mask = b"" if mask.all() else mask.tobytes()
     for index, placed in enumerate(scores.placed):

@@ -76,6 +76,10 @@ class RolloutConfig(Section):
     elements at the first one. A worker that differs serves nothing, fetches again, and is replaced
     after the third time. vLLM's log-probs are compared at the first swap too, which needs memory
     for a second copy of the model."""
+    router_replay: bool = False
+    """Mixture of experts: the experts that the engine chose travel with the tokens, 2 bytes for
+    each layer and expert before compression, and the trainer makes the same choices. With the
+    transformers engine."""
     verify_every: Positive = 50
     """Swaps from one comparison of all elements to the next."""
     weight_deltas: bool = True

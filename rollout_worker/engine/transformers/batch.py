@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.payloads.routes import UNKNOWN, Routes
 from rollout_worker.engine.base import Completion, Finish, Request, Spans, merge_spans
 from rollout_worker.engine.transformers.sampler import SamplerRows, uniforms
 
@@ -45,6 +46,7 @@ class SequenceRow:
     key: np.uint64
     prefix: Completion | None
     spans: Spans = ()  # Version spans of the tokens of earlier versions
+    prompt_routes: Routes | None = None
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -71,6 +73,7 @@ class RunningBatch:
         self._state = np.zeros(rows, dtype=_STATE)
         self._tokens = np.zeros((rows, 32), dtype=np.int32)
         self._logprobs = np.zeros((rows, 32), dtype=np.float32)
+        self._routes: Routes | None = None  # [rows, length, W], once the engine notes them
 
     def join(self, sequences: Sequence[SequenceRow]) -> slice:
         """Appends rows for sequences whose prefill is done; returns the rows."""
@@ -83,6 +86,8 @@ class RunningBatch:
                 self._widen(count + 1)
                 self._tokens[row, :count] = prefix.tokens
                 self._logprobs[row, :count] = prefix.logprobs
+                if self._routes is not None:
+                    self._routes[row, :count] = UNKNOWN
                 sequence.spans = prefix.versions
             self._state[row] = (
                 len(sequence.request.prompt_tokens),
@@ -137,8 +142,17 @@ class RunningBatch:
         at = np.arange(rows.start, rows.stop)
         self._tokens[at, count] = tokens
         self._logprobs[at, count] = logprobs
+        if self._routes is not None:
+            self._routes[at, count] = UNKNOWN
         state["count"] = count + 1
         return state["count"] >= state["limit"], state["stops"]
+
+    def note(self, routes: NDArray[np.int64]) -> None:
+        """``routes`` [size, W] of each row's newest token, which was fed."""
+        if self._routes is None:
+            shape = (*self._tokens.shape, routes.shape[1])
+            self._routes = np.full(shape, UNKNOWN, np.uint16)
+        self._routes[np.arange(self.size), self._state["count"][: self.size] - 1] = routes
 
     def tokens(self, row: int) -> NDArray[np.int32]:
         return self._tokens[row, : self._state["count"][row]]
@@ -154,8 +168,16 @@ class RunningBatch:
             owner.spans,
             finish,
             stop,
+            None if owner.prompt_routes is None else self._routes_of(row, count),
+            owner.prompt_routes,
         )
         return Ended(owner.request.request_id, owner.index, completion)
+
+    def _routes_of(self, row: int, count: int) -> Routes:
+        if self._routes is None:  # every row has ended at its first token
+            width = self.owners[row].prompt_routes.shape[1]  # type: ignore[union-attr]
+            return np.full((count, width), UNKNOWN, np.uint16)
+        return self._routes[row, :count].copy()
 
     def due(self, every: int) -> list[Ended]:
         """All rows of requests with a row that has ``every`` tokens more than last reported."""
@@ -188,6 +210,8 @@ class RunningBatch:
             longest = int(self._state["count"][targets].max())
             self._tokens[targets, :longest] = self._tokens[sources, :longest]
             self._logprobs[targets, :longest] = self._logprobs[sources, :longest]
+            if self._routes is not None:
+                self._routes[targets, :longest] = self._routes[sources, :longest]
             for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
                 self.owners[target] = self.owners[source]
         del self.owners[size:]
@@ -200,6 +224,9 @@ class RunningBatch:
         more = max(columns, 2 * self._tokens.shape[1]) - self._tokens.shape[1]
         self._tokens = np.pad(self._tokens, ((0, 0), (0, more)))
         self._logprobs = np.pad(self._logprobs, ((0, 0), (0, more)))
+        if self._routes is not None:
+            wider = ((0, 0), (0, more), (0, 0))
+            self._routes = np.pad(self._routes, wider, constant_values=UNKNOWN)
 
 
 @dataclass

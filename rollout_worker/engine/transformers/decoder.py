@@ -128,9 +128,14 @@ class Prefilled:
     keys: Tensor
     values: Tensor
     states: tuple[Tensor, ...] = ()
+    routes: Tensor | None = None
+    """int64 [sequences, tokens, W]: experts of each token, if they are noted."""
 
 
 class Decoder(Protocol):
+    routes: Tensor | None
+    """int64 [n, W]: experts of the tokens that were decoded last, if they are noted."""
+
     @property
     def shape(self) -> CacheShape: ...
 

@@ -246,7 +246,9 @@ class TransformersEngine(Engine):
         if self._config.rollout.stop or self._config.rollout.environment:
             # Now, while no request waits for a token.
             texts.build()
-        if shape.device.type == "cuda" and self._config.rollout.cuda_graphs:
+        rollout = self._config.rollout
+        # A graph would note the experts of the step in which it was captured.
+        if shape.device.type == "cuda" and rollout.cuda_graphs and not rollout.router_replay:
             self._new_graph = self._new_graph or CudaGraph
         self._scheduler = Scheduler(
             self._decoder,
@@ -278,7 +280,7 @@ class TransformersEngine(Engine):
             )
         cannot = f"the transformers engine cannot run {model.config.model_type}:"
         try:
-            general = HFDecoder(model)
+            general = HFDecoder(model, notes_routes=self._config.rollout.router_replay)
             gap = largest_gap(general, model, vocabulary)
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise EngineError(f"{cannot} {first_line(error)}") from error

@@ -76,6 +76,8 @@ def supports(model: PreTrainedModel) -> bool:
 
 
 class FusedDecoder:
+    routes = None  # Models with experts are not for this decoder
+
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config
         self._model = model

@@ -27,6 +27,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from paceline.expert_routes import RouteNotes
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.transformers.decoder import CacheShape, Prefilled, SlotCache
 
@@ -102,10 +103,13 @@ def _states_of(layer: Any) -> Iterator[tuple[str, int, Tensor]]:
 
 
 class HFDecoder:
-    """Any causal LM of transformers whose layers are of known types."""
+    """Any causal LM of transformers whose layers are of known types. ``notes_routes``: the experts
+    of every token are noted."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, notes_routes: bool = False) -> None:
         self._model = model
+        self.routes: Tensor | None = None
+        self._notes = RouteNotes(model) if notes_routes else None
         self._config = model.config.get_text_config(decoder=True)
         kinds = set(getattr(self._config, "layer_types", None) or ())
         if kinds - _KNOWN_LAYERS:
@@ -156,13 +160,18 @@ class HFDecoder:
             part = self._prefill(tokens[order[-1], :length], lengths[order[-1]])
             missing = (0, 0, 0, tokens.shape[1] - length)
             keys, values = (torch.nn.functional.pad(x, missing) for x in (part.keys, part.values))
-            found.append(Prefilled(part.logits, keys, values, part.states))
+            routes = part.routes
+            if routes is not None:
+                routes = torch.nn.functional.pad(routes, (0, 0, 0, tokens.shape[1] - length))
+            found.append(Prefilled(part.logits, keys, values, part.states, routes))
         back = torch.cat(order).argsort()
+        noted = [part.routes for part in found if part.routes is not None]
         return Prefilled(
             torch.cat([part.logits for part in found])[back],
             torch.cat([part.keys for part in found], 1)[:, back],
             torch.cat([part.values for part in found], 1)[:, back],
             tuple(torch.cat(parts)[back] for parts in zip(*(p.states for p in found), strict=True)),
+            torch.cat(noted)[back] if noted else None,
         )
 
     def _prefill(self, tokens: Tensor, lengths: Tensor) -> Prefilled:
@@ -174,7 +183,18 @@ class HFDecoder:
         keys = torch.stack([layers[number].keys for number in self._attends])
         values = torch.stack([layers[number].values for number in self._attends])
         states = tuple(state for layer in layers for _, _, state in _states_of(layer))
-        return Prefilled(chosen.float(), keys, values, states)
+        routes = self._noted()
+        if routes is not None:
+            routes = routes.view(*tokens.shape, -1)
+        return Prefilled(chosen.float(), keys, values, states, routes)
+
+    def _forward(self, **inputs: Any) -> Any:
+        if self._notes is not None:
+            self._notes.clear()  # what a plain forward of the model has left
+        return self._model(**inputs)
+
+    def _noted(self) -> Tensor | None:
+        return None if self._notes is None else self._notes.take()
 
     def _run_prefill(self, tokens: Tensor, kept: Tensor | None) -> tuple[Tensor, list[Any]]:
         cache = Cache(
@@ -183,7 +203,7 @@ class HFDecoder:
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None].expand_as(tokens)
         # Padding is on the right: the causal mask alone keeps it from every token that counts.
         extra = {"logits_to_keep": kept} if kept is not None and self._selects else {}
-        out = self._model(
+        out = self._forward(
             input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, **extra
         )
         kinds = getattr(self._config, "layer_types", None) or ["full_attention"] * len(cache.layers)
@@ -213,13 +233,14 @@ class HFDecoder:
             layer = _SlotBoth(count, *attention) if attention else _SlotStates(count)
             layer.hold(places, [next(states)[:rows] for _ in places])
             layers.append(layer)
-        out = self._model(
+        out = self._forward(
             input_ids=tokens[:, None],
             position_ids=positions[:, None],
             attention_mask=self._mask(positions, length),
             past_key_values=Cache(layers=layers),
             use_cache=True,
         )
+        self.routes = self._noted()
         return out.logits[:, -1].float()
 
     def _mask(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:

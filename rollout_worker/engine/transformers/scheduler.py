@@ -117,6 +117,8 @@ class Scheduler:
         logits = self._decoder.decode(
             self._cache, self._to_device(batch.newest()), self._to_device(positions), length
         )
+        if self._decoder.routes is not None:
+            batch.note(self._decoder.routes.cpu().numpy())
         return self._take(rows, *sampler.sample(logits, batch.sampling(rows)))
 
     def _join(self, joining: list[SequenceRow]) -> list[Ended]:
@@ -131,6 +133,10 @@ class Scheduler:
             self._cache.reserve(rows.stop, tokens.shape[1] + 1, used, used_length)
             source = self._to_device(np.array(prefill.sources, dtype=np.int64))
             self._cache.fill(rows, source, prefilled)
+            if prefilled.routes is not None:
+                routes = prefilled.routes.cpu().numpy().astype(np.uint16)
+                for row, place in zip(prefill.rows, prefill.sources, strict=True):
+                    row.prompt_routes = routes[place, : len(row.request.prompt_tokens)]
             logits = prefilled.logits.index_select(0, source)
             ended += self._take(rows, *sampler.sample(logits, self.batch.sampling(rows)))
         return ended
