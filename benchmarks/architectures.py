@@ -1,18 +1,19 @@
 """Architectures of transformers in real runs: each a tiny random model under ``paceline up``.
 
-    python -m benchmarks.architectures                       all, with both engines
-    python -m benchmarks.architectures qwen3_next --engine transformers
+    python -m benchmarks.architectures                                    all of both
+    python -m benchmarks.architectures qwen3_next --arms transformers lora
 
 A policy replica of two FSDP ranks trains it, an engine serves what they publish (every swap is read
 back from the engine), the run is stopped at a checkpoint, continued, and exported; transformers
-loads the export. Rows have the largest gap between log-probs of engine and trainer over tokens of
-age 0, or the reason for which the run was refused. tests/ have the same models for packed rows and
-gradients against each sequence alone. Rows are added to the result file; a repeated one replaces
-the old one.
+loads the export. Arms are the engines, adapters instead of all weights, and bfloat16 with and
+without ``rollout.router_replay`` for those with experts. Rows have the largest gap between log-
+probs of engine and trainer over tokens of age 0, or the reason for which the run was refused.
+tests/ have the same models for packed rows and gradients against each sequence alone. Rows are
+added to the result file; a repeated one replaces the old one.
 """
 
-import argparse
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import runs
 from examples.digit_sort.warm_start import build_tokenizer
+from paceline.expert_routes import expert_layers
 from testbed.architectures import ARCHITECTURES, tiny_architecture
 
 STEPS = 3
@@ -33,30 +35,40 @@ SETTINGS = {
     "rollout": {"group_size": 4, "max_tokens": 8, "max_sequences": 16},
     "fleet.policy_ranks": 2,
 }
+_BFLOAT16 = {"model.dtype": "bfloat16", "fleet.policy_ranks": 1}
+ARMS: dict[str, dict[str, Any]] = {
+    "transformers": {},
+    "vllm": {"rollout.engine": "vllm"},
+    "lora": {"model.lora.rank": 4},
+    "bfloat16": _BFLOAT16,
+    "replay": {**_BFLOAT16, "rollout.router_replay": True},
+}
 REASON = re.compile(r"(?:error|cannot|refused|failed)[^\n]*", re.IGNORECASE)
 
 
 def main() -> None:
     parser = runs.options("architectures", __doc__, "architectures")
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(ARCHITECTURES))
-    parser.add_argument("--engine", choices=("transformers", "vllm"), help="default: both")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], help="default: all")
     args = parser.parse_args()
     if unknown := set(args.families) - set(ARCHITECTURES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    results = runs.Results(args.out, "family", "engine")
+    results = runs.Results(args.out, "family", "arm")
     for family in args.families or ARCHITECTURES:
-        for engine in [args.engine] if args.engine else ("transformers", "vllm"):
-            results.add({"family": family, "engine": engine, **trained(args, family, engine)})
+        experts = bool(expert_layers(tiny_architecture(family)))
+        for arm in args.arms:
+            if experts or arm not in ("bfloat16", "replay"):
+                results.add({"family": family, "arm": arm, **trained(family, arm)})
 
 
-def trained(args: argparse.Namespace, family: str, engine: str) -> dict[str, Any]:
+def trained(family: str, arm: str) -> dict[str, Any]:
     path = runs.SCRATCH / f"architecture-{family}"
     tokenizer = build_tokenizer()
     special = {"pad": tokenizer.pad_token_id, "eos": tokenizer.eos_token_id}
     tiny_architecture(family, vocabulary=len(tokenizer), **special).save_pretrained(path)
     tokenizer.save_pretrained(path)
-    settings = {**runs.dotted(SETTINGS), "model.path": str(path), "rollout.engine": engine}
-    name = f"architecture-{family}-{engine}"
+    settings = {**runs.dotted(SETTINGS), "model.path": str(path), **ARMS[arm]}
+    name = f"architecture-{family}-{arm}"
     try:
         for steps, fresh in ((STEPS, True), (2 * STEPS, False)):
             given = {**settings, "train.steps": steps}
@@ -64,14 +76,18 @@ def trained(args: argparse.Namespace, family: str, engine: str) -> dict[str, Any
     except RuntimeError as error:
         found = REASON.findall(str(error))
         return {"works": False, "why": found[-1] if found else str(error)[-300:]}
-    AutoModelForCausalLM.from_pretrained(fleet.summary["export"])
-    return {
+    rows = runs.metrics(fleet.run_dir, "step")
+    measured: dict[str, Any] = {
         "works": True,
         "steps": fleet.steps,
         "samples_lost": fleet.summary["samples_lost"],
-        "gap_max": max(row["logprob_gap_fresh_max"] for row in runs.metrics(fleet.run_dir, "step")),
-        "moved": moved(path, Path(fleet.summary["export"])),
+        "gap_max": max(row["logprob_gap_fresh_max"] for row in rows),
+        "gap_mean": statistics.fmean(row["logprob_gap_fresh_mean"] for row in rows),
     }
+    if "route_agreement" in rows[-1]:
+        measured["agreement"] = min(row["route_agreement"] for row in rows)
+    export = Path(fleet.summary["export"])
+    return measured if arm == "lora" else measured | {"moved": moved(path, export)}
 
 
 def moved(before: Path, after: Path) -> float:
