@@ -63,6 +63,7 @@ def probe(
         torch.random.fork_rng(devices),
         torch.compiler.set_stance("force_eager"),
         _short_windows(model, longest),
+        _early_turn(model, longest, int(found.batch.length.max()) // 2),
         _visible_head(model, head),
     ):
         try:
@@ -226,6 +227,24 @@ def _short_windows(model: nn.Module, longest: int) -> Iterator[None]:
                 if within and _WINDOW.search(name):
                     undo.callback(setattr, owner, name, value)
                     setattr(owner, name, WINDOW)
+        yield
+
+
+@contextlib.contextmanager
+def _early_turn(model: nn.Module, longest: int, turn: int) -> Iterator[None]:
+    """Inside, positions that are others once a sequence of this run has more tokens than the model
+    was first trained on are so from ``turn`` tokens on. A row has one kind of them."""
+    name = "original_max_position_embeddings"
+    with contextlib.ExitStack() as undo:
+        for config in _configs(model):
+            own = getattr(config, "rope_parameters", None) or {}
+            ropes = [r for r in (own, *own.values()) if isinstance(r, dict)]
+            ropes = [r for r in ropes if r.get("rope_type") == "longrope"]
+            # transformers writes the one of the configuration over the others now and then.
+            for place in (*ropes, vars(config)):
+                if ropes and WINDOW < place.get(name, 0) < longest:
+                    undo.callback(place.__setitem__, name, place[name])
+                    place[name] = turn
         yield
 
 

@@ -102,6 +102,17 @@ def test_a_window_in_the_mask_alone_is_refused_unless_no_sequence_reaches_it():
     probe(model, "lm", CPU, longest=SHAPE["sliding_window"])
 
 
+def test_positions_that_follow_the_longest_sequence_of_a_row_are_refused():
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    rope["original_max_position_embeddings"] = 16
+    model = network("phi3", rope_parameters=rope, original_max_position_embeddings=16)
+    with pytest.raises(Unfit, match="positions"):
+        tried(model)
+    probe(model, "lm", CPU, longest=16)
+    assert model.config.rope_parameters["original_max_position_embeddings"] == 16
+
+
 def noisy(layer, hidden):
     return dropout(hidden, 0.3, training=True)
 
