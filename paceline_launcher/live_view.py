@@ -79,7 +79,9 @@ class PlainConsole:
         if about not in ("", self._warned):
             self.note(f"warning: {status.reward_trouble}")
         self._warned = about
-        if status.reason and status.step in (0, status.total_steps) and now >= self._beside_at:
+        at_work = any(worker.state == "running" for worker in status.workers)
+        at_an_end = at_work and status.step in (0, status.total_steps)
+        if status.reason and at_an_end and now >= self._beside_at:
             self._beside_at = now + BESIDE_EVERY_S
             self.note(status.reason)
         last = status.step == status.total_steps
@@ -256,9 +258,10 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
     split = [f"{n} {shown[k]}" for n in TIME_SPLIT if (k := f"time_{n}_s") in shown]
     rows.append(("seconds", "   ".join(split) or "-"))
     tasks = status.tasks
-    counts = {name: getattr(tasks, name.replace(" ", "_")) for name in TASKS}
-    counts["dropped"] = sum(tasks.dropped.values())
-    rows.append(("tasks", "   ".join(f"{count} {name}" for name, count in counts.items())))
+    if tasks.dispatched:
+        counts = {name: getattr(tasks, name.replace(" ", "_")) for name in TASKS}
+        counts["dropped"] = sum(tasks.dropped.values())
+        rows.append(("tasks", "   ".join(f"{count} {name}" for name, count in counts.items())))
     for c in status.changed:
         rows.append(("changed", f"{c.name} {c.old} -> {c.new} (from step {c.step})"))
     rows += [("devices", line) for line in seat_lines(status)]
@@ -286,11 +289,11 @@ def seat_lines(status: admin_pb2.StatusReply) -> list[str]:
 
 
 def headline(status: admin_pb2.StatusReply) -> str:
-    line = (
-        f"{status.run_name or status.run_id}: {status.phase}, step "
-        f"{status.step}/{status.total_steps}, leader {status.leader or '-'} (term {status.term}), "
-        f"version {status.version}, mesh epoch {status.mesh_epoch}"
-    )
+    line = f"{status.run_name or status.run_id}: {status.phase}, step "
+    line += f"{status.step}/{status.total_steps}, version {status.version}"
+    if status.term or status.leader:
+        line += f", leader {status.leader or '-'} (term {status.term})"
+        line += f", mesh epoch {status.mesh_epoch}"
     reason = status.reason or remedy_of(status.phase)
     return printable(f"{line}: {reason}" if reason else line)
 

@@ -67,6 +67,8 @@ def mesh(e: Evidence) -> Diagnosis | None:
     epoch = e.state.fleet.mesh
     if epoch is None or epoch.broken:
         replicas = [w for w in e.workers if w.role is Role.POLICY]
+        if all(w.lifecycle is Lifecycle.STARTING for w in replicas):
+            return None  # nobody could form it yet
         subject = f"mesh epoch {1 if epoch is None else epoch.epoch + 1}"
         if (worker := e.quietest(replicas)) is not None:
             return silent_worker(e, worker, subject, then="and the others form the epoch")

@@ -283,20 +283,16 @@ def status_of_past(path: Path) -> admin_pb2.StatusReply:
 
     run, found = Projection.read(path), read_run(path)
     (last,) = run.newest_steps(1) or ({},)
-    known = {n: v for n, v in last.items() if isinstance(v, int | float) and n not in HEAD}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        settings = tomllib.loads((path / "config.toml").read_text())
-        known["steps"] = int(settings["train"]["steps"])
     return admin_pb2.StatusReply(
         run_id=found.name,
         run_name=found.name,
         phase=found.state,
         reason=f"{found.reason}{still_done(path)}",
         step=run.step,
-        total_steps=int(known.pop("steps", run.step)),
+        total_steps=int(run.held_out.spec.get("steps") or run.step),
         version=int(last.get("version") or 0),
         checkpoint_step=run.checkpoints.saved[-1].step if run.checkpoints.saved else 0,
-        metrics=known,
+        metrics={n: v for n, v in last.items() if isinstance(v, int | float) and n not in HEAD},
         reward_trouble=run.held_out.trouble,
     )
 

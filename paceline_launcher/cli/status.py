@@ -50,7 +50,8 @@ def status(*, target: Target, as_json: JsonOption = False) -> None:
     token = read_token(target.auth(), target.run_dir)
     console.print(headline(reply), markup=False, highlight=False)
     console.print(progress_table(reply))
-    console.print(fleet_table(reply))
+    if reply.workers or reply.controllers:
+        console.print(fleet_table(reply))
     if alone:
         console.print(f"warning: {alone}", markup=False, highlight=False, style="yellow")
     for one in reply.controllers:

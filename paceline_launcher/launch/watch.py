@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import time
 import uuid
@@ -107,8 +108,9 @@ class RunWatch:
 
     def _note_start(self, words: str) -> None:
         """Says once what a run waits for before its first step."""
-        if (self.status is None or not self.status.step) and words not in ("", self._start):
-            self._start = words
+        about = re.sub(r"[\d.]+", "", words)  # without its numbers, which change
+        if (self.status is None or not self.status.step) and about not in ("", self._start):
+            self._start = about
             self.console.note(words)
 
     async def _tell_start(self) -> None:

@@ -14,7 +14,7 @@ from paceline.masking import masked
 if TYPE_CHECKING:
     from paceline_launcher.preflight.data import FoundData
 
-CORRECT = "Correct the setting that this line begins with"
+CORRECT = "Correct that setting"
 
 
 @dataclass(frozen=True, slots=True)

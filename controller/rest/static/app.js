@@ -75,8 +75,10 @@ function showRun(run) {
   );
   put($("reward-trouble"), run.reward_trouble);
   $("reward-trouble").hidden = !run.reward_trouble;
-  put($("changed"), changed.length ? `Changed since the start: ${changed.join("; ")}` : "");
-  $("changed").hidden = !changed.length;
+  const notes = changed.length ? [`Changed since the start: ${changed.join("; ")}`] : [];
+  if (run.reason && !over) notes.unshift(`Beside the steps: ${run.reason}.`);
+  put($("changed"), notes.join(" "));
+  $("changed").hidden = !notes.length;
   const others = spare ? `, ${plural(spare, "other")} in reach` : "";
   put($("link"), `answered by ${run.served_by}${others}`);
   $("link").className = "";

@@ -249,6 +249,10 @@ STATES: dict[str, Callable[[], Evidence]] = {
     "nothing is up yet": starting,
     "nothing is up after a minute": lambda: starting(since_commit_s=60.0),
     "a large model is loaded": lambda: starting((WaitKind.MODEL, 90.0)),
+    "a rollout worker loads its model before any replica is there": lambda: evidence(
+        Driven(),
+        sessionless=(Process("r0", Role.ROLLOUT, "b", 800, (wait(WaitKind.MODEL, "loading /m"),)),),
+    ),
     "a model is loaded for ever": lambda: starting((WaitKind.MODEL, 900.0)),
     "the first step": lambda: running(pace="", usual_step_s=0.0, since_commit_s=100.0),
     "healthy": running,
