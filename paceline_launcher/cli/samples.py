@@ -65,7 +65,7 @@ def samples(
             "too small to keep them"
         )
     elif found["total"] > len(found["groups"]):
-        typer.echo(f"{plural(found['total'] - len(found['groups']), 'group')} more: --limit N")
+        typer.echo(f"{plural(found['total'] - len(found['groups']), 'more group')}: --limit N")
 
 
 def find_groups(

@@ -157,7 +157,7 @@ def test_an_interrupt_shows_what_is_scored_by_then(run_dir: Path) -> None:
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if " of 40000 prompts" in line:
+            if " of 40,000 prompts" in line:
                 break
         process.send_signal(signal.SIGINT)
         shown, said = process.communicate(timeout=patient(120))

@@ -13,7 +13,7 @@ from paceline.config.schema import Config, length_in_words, run_steps
 from paceline.config.sections.training import DataConfig
 from paceline.dataset.row_source import DataError
 from paceline.dataset.training_rows import open_training_rows
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from tests.fixtures.configs import config_of
 from tests.unit.dataset.test_rows_of_leases import Leased
 
@@ -103,7 +103,7 @@ def test_sources_survive_the_toml_of_the_run_directory(tmp_path: Path, sources: 
 def test_the_steps_follow_from_epochs_and_samples(train: dict, rows: int, steps: int) -> None:
     config = config_of(train=train, rollout={"group_size": 8})
     assert run_steps(config, rows) == steps
-    assert length_in_words(config, rows).startswith(f"{steps} steps of ")
+    assert length_in_words(config, rows).startswith(f"{plural(steps, 'step')} of ")
 
 
 def test_a_warm_up_longer_than_the_epochs_is_refused() -> None:
