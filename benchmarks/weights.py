@@ -27,6 +27,7 @@ from policy_worker.publisher import WeightPublisher
 from testbed.redis.redis_process import throwaway_redis
 from testbed.workers import weight_link_peer
 
+CPU = torch.device("cpu")
 RECEIVERS = (1, 2, 4, 8)
 STEPS = 6
 LEARNING_RATE = 1e-6
@@ -79,11 +80,18 @@ def transfers(url: str, millions: int, wire: str, receivers: int) -> dict[str, A
 class Links:
     """A publisher in this process, and receivers that are processes; times of their transfers."""
 
-    def __init__(self, url: str, run_id: str, receivers: int, **publisher: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        receivers: int,
+        device: torch.device = CPU,
+        **publisher: Any,
+    ) -> None:
         self.publisher = Counting(
             url=url,
             run_id=run_id,
-            device=torch.device("cpu"),
+            device=device,
             on_link_error=lambda epoch, detail: None,
             **publisher,
         )

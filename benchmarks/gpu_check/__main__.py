@@ -2,18 +2,21 @@
 
     python -m benchmarks.gpu_check [--out FILE] [--without-fleet]
 
-Log-probs and gradients against the CPU; the trainer on Qwen3 shapes of 0.6B to 4B, with rows of 8k
-to 32k tokens whose lengths change, each setting alone, and its peak memory against the plan;
-publication of weights; turns of a trainer and an engine at one device; and a short run in which a
-rollout worker and a policy replica are killed. The run is left out if packages that it needs are
-missing. Without a GPU everything runs on the CPU with a toy model. Exit status 1 if a part fails.
+First it says what this machine lacks. Then: log-probs and gradients against the CPU; a NCCL
+communicator of one rank; generation and weight swaps of the engines; the trainer on Qwen3 shapes of
+0.6B to 4B, with rows of 8k to 32k tokens whose lengths change, each setting alone, and its peak
+memory against the plan; publishing and checkpoints beside training; turns of a trainer and an engine
+at one device; and a short run in which a rollout worker and a policy replica are killed. Parts that
+need missing packages are left out, and a part that fails stops no other. Without a GPU everything
+runs on the CPU with a toy model. Exit status 1 if a part fails.
 """
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,14 @@ from typing import Any
 try:
     import torch
 
+    from benchmarks.gpu_check.beside import beside_training
     from benchmarks.gpu_check.fleet import fleet, missing
     from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, TOY
     from benchmarks.gpu_check.parity import parity
+    from benchmarks.gpu_check.serving import communicator, engines
     from benchmarks.gpu_check.trainer_speed import OPTIONS, publication, trainer_speed
     from benchmarks.gpu_check.turns import turns
-    from paceline.process.compute_device import pick_device
+    from paceline.process.compute_device import c_compiler, pick_device
 except ModuleNotFoundError as error:
     sys.exit(
         f"the GPU check needs the package {error.name}: pip install -c constraints.txt torch "
@@ -46,7 +51,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check.json"))
     parser.add_argument("--without-fleet", action="store_true", help="no run with faults")
-    parser.add_argument("--seconds", type=float, default=600.0, help="no part begins later")
+    parser.add_argument("--seconds", type=float, default=300.0, help="no part begins later")
     args = parser.parse_args()
     found = check(with_fleet=not args.without_fleet, seconds=args.seconds)
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -60,12 +65,16 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
     """Runs all parts, one after the other; a part that fails is noted, and the next one runs."""
     gpus, device = torch.cuda.device_count(), pick_device("auto")
     name = torch.cuda.get_device_name(device) if gpus else "no GPU: a toy model on the CPU"
-    print(name)
-    found: dict[str, Any] = {"device": name, "gpus": gpus, "torch": torch.__version__, "failed": []}
+    lacking = list(lacks(gpus))
+    print("\n".join([name, *(f"lacks {thing}" for thing in lacking)]))
+    found: dict[str, Any] = {"device": name, "gpus": gpus, "torch": torch.__version__}
+    found |= {"lacks": lacking, "failed": []}
     sizes = SIZES if gpus else {TOY: (256, 512)}
     small, lengths = next(iter(sizes.items()))
     parts: dict[str, Callable[[], Rows]] = {
         "parity": lambda: parity(device),
+        "communicator": lambda: communicator(device),
+        "engines": lambda: engines(device, small, 256 if gpus else 24),
     }
     for shape, rows in sizes.items():
         parts[f"trainer, {shape.name}"] = partial(trainer_speed, device, shape, rows)
@@ -73,16 +82,11 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
         parts[f"trainer, {option}"] = partial(trainer_speed, device, small, lengths[:1], option)
     parts["publication"] = lambda: [publication(device, small)]
     parts["turns"] = lambda: turns(device, small)
-    if not with_fleet:
-        found["fleet_left_out"] = "--without-fleet"
-    elif lacking := missing():
-        found["fleet_left_out"] = f"not installed: {', '.join(lacking)}"
-    else:
+    parts["beside training"] = partial(beside_training, device, small, lengths[0])
+    if with_fleet and not missing():
         # One GPU cannot hold two ranks of one NCCL communicator.
         ranks = (1, 2) if gpus > 1 else (1,)
-        parts["fleet"] = lambda: [fleet(device.type, count) for count in ranks]
-    if why := found.get("fleet_left_out"):
-        print(f"no run of a fleet: {why}")
+        parts["fleet"] = lambda: [fleet(device, small, count) for count in ranks]
     start = time.perf_counter()
     for part, run in parts.items():
         begun = time.perf_counter()
@@ -99,6 +103,18 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
         if not all(row.get("ok", True) for row in found[part]):
             found["failed"].append(part)
     return found
+
+
+def lacks(gpus: int) -> Iterator[str]:
+    """What the check cannot use here, and so says nothing about."""
+    if gpus < 2:
+        yield "a second GPU: nothing between GPUs" if gpus else "a GPU: no speed of one"
+    if not c_compiler():
+        yield "a C compiler: Triton compiles nothing for the trainer"
+    if not importlib.util.find_spec("vllm"):
+        yield "vLLM: the transformers engine alone"
+    if packages := ", ".join(missing()):
+        yield f"{packages}: no publishing beside training, no run"
 
 
 if __name__ == "__main__":

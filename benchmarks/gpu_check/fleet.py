@@ -6,6 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.gpu_check.models import Shape
+from benchmarks.gpu_check.serving import write_model
 from testbed.fleets.local_run import Up, write_run
 
 NEEDED = (
@@ -20,17 +24,18 @@ def missing() -> list[str]:
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
-def fleet(device: str, ranks: int = 1) -> dict[str, Any]:
+def fleet(device: torch.device, shape: Shape, ranks: int = 1) -> dict[str, Any]:
     """``ranks``: of each policy replica. Raises AssertionError, with the logs, if the run does not
     end well."""
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-check-") as name:
         where = Path(name)
         config = write_run(
             where,
-            model={"path": str(where / "model"), "device": device},
+            model={"path": str(where / "model"), "device": device.type},
             train={"steps": 12, "groups_per_step": 4, "eval_every": 12, "checkpoint_every": 4},
             fleet={"controllers": 1, "policy": 1, "rollout": 1, "policy_ranks": ranks},
         )
+        write_model(shape, device, where / "model")
         begun = time.perf_counter()
         up = Up(config, where / "run")
         try:
@@ -43,7 +48,8 @@ def fleet(device: str, ranks: int = 1) -> dict[str, Any]:
         finally:
             up.close()
     return {
-        "device": device,
+        "model": shape.name,
+        "device": device.type,
         "ranks": ranks,
         "killed": "rollout-0, policy-0",
         "steps": summary["steps"],

@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "without compilation": {"compiled": False},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "offloaded activations": {"gradient_checkpointing": True, "offload_activations": True},
+    "offloaded optimizer": {"offload_optimizer": True},
 }
 """Settings of the trainer that change its speed and memory alone."""
 
@@ -56,7 +57,7 @@ def trainer_speed(
             torch.cuda.reset_peak_memory_stats(device)
         groups = [make_group(shape, size, seed) for seed in range(WARM + STEPS)]
         try:
-            steps = [_step(gradients, group) for group in groups]
+            steps = [timed_step(gradients, group) for group in groups]
         except BadGroup as error:  # a row that does not fit
             rows.append({"model": shape.name, "row": size, "does not fit": str(error)})
             break
@@ -80,7 +81,7 @@ def trainer_speed(
     return rows
 
 
-def _step(gradients: Gradients, group: Group) -> dict[str, float]:
+def timed_step(gradients: Gradients, group: Group) -> dict[str, float]:
     """Seconds of a step, and those until the host had queued all of it."""
     _wait(gradients.device)
     begun = time.perf_counter()
@@ -108,7 +109,7 @@ def _on_gpu(
     planned = sum(parts.values()) - parts["published weights"] - parts["reduction scratch"]
     peak = torch.cuda.max_memory_allocated(gradients.device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        _step(gradients, group)
+        timed_step(gradients, group)
     busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
     name = torch.cuda.get_device_name(gradients.device)
     flops = next((flops for part, flops in PEAK_FLOPS.items() if part in name), float("nan"))

@@ -34,5 +34,11 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Pa
     assert all(row["tokens/s"] > 0 for row in speeds)
     assert found["publication"][0]["GB"] > 0
     assert [row["role"] for row in found["turns"]] == ["trainer"] * 3 + ["engine"] * 3
+    assert "a GPU: no speed of one" in found["lacks"]
+    assert [row["ok"] for row in found["communicator"]] == [True, True]
+    assert found["engines"][0]["tokens/s"] > 0
+    assert all("left out" in row for row in found["engines"][1:])
+    _, publishing, checkpoint = found["beside training"]
+    assert publishing["first version sent in, s"] > 0 and checkpoint["GB"] > 0
     (run,) = found["fleet"]
     assert (run["steps"], run["samples lost"], run["samples duplicated"]) == (12, 0, 0)
