@@ -16,6 +16,7 @@ from tests.fixtures.meshes import on_all
 from tests.fixtures.policy_models import make_config, random_groups
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("transport")
 GROUPS = random_groups(4, group_size=3, seed=0, vocab=15)
 TOTALS = StepTotals(1, 0, sum(len(c.tokens) // 4 for g in GROUPS for c in g.completions), 12)
 

@@ -20,6 +20,7 @@ from tests.fixtures.train_states import (
 )
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("transport")
 
 
 class Line(Members):

@@ -265,13 +265,11 @@ def test_a_relay_hands_on_what_comes_from_several_sources(sharing: Sharing) -> N
         named = stepped(named, version)
 
 
+@pytest.mark.parametrize("transport", ["nccl"], indirect=True)
 @pytest.mark.parametrize("sources", [1, 3])
 def test_whole_buckets_go_from_device_to_device_if_the_mesh_joins_them(
-    sharing: Sharing, sources: int, monkeypatch: pytest.MonkeyPatch
+    transport: None, sharing: Sharing, sources: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The two ends take the mesh for one of NCCL. Its operations are the same, and here move host
-    memory."""
-    monkeypatch.setattr(ProcessMesh, "joins_devices", True)
     direct: list[int] = []
     receive = weight_transfer.receive_direct
 

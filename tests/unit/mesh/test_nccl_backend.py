@@ -44,23 +44,10 @@ class Meeting:
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[nccl.Machine]:
-    gpus = nccl.Machine()
-    monkeypatch.setattr(nccl.Group, "machine", gpus, raising=False)
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl.Group, raising=False)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda on: None)
-    monkeypatch.delenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", raising=False)
-    for name in [n for n in os.environ if n.startswith(("TORCH_NCCL_", "NCCL_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # Restored afterwards
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     SIDES.clear()
-    yield gpus
+    yield from nccl.install(monkeypatch)
     for side in SIDES:
         side.sever()
-    for group in gpus.groups:
-        group.may_abort.set()
-        group.abort()
 
 
 def gpu(rank: int) -> torch.device:
