@@ -5,10 +5,10 @@
 First it says what this machine lacks. Then: log-probs and gradients against the CPU; a NCCL
 communicator of one rank; generation and weight swaps of the engines; the trainer on Qwen3 shapes of
 0.6B to 4B, with rows of 8k to 32k tokens whose lengths change, each setting alone, and its peak
-memory against the plan; publishing and checkpoints beside training; turns of a trainer and an engine
-at one device; and a short run in which a rollout worker and a policy replica are killed. Parts that
-need missing packages are left out, and a part that fails stops no other. Without a GPU everything
-runs on the CPU with a toy model. Exit status 1 if a part fails.
+memory against the plan; publishing and checkpoints beside training; turns of a trainer and an
+engine at one device; and a short run in which a rollout worker and a policy replica are killed.
+Parts that need missing packages are left out, and a part that fails stops no other. Without a GPU
+everything runs on the CPU with a toy model. Exit status 1 if a part fails.
 """
 
 import argparse
