@@ -30,7 +30,8 @@ class Router(TorchFunctionMode):  # type: ignore[misc]
 
     def __init__(self, layer: nn.Module, wanted: Tensor | None = None) -> None:
         super().__init__()
-        self._experts = int(getattr(layer.experts, "num_experts", 0) or len(layer.experts))  # type: ignore[arg-type]
+        experts: Any = layer.experts
+        self._experts = int(getattr(experts, "num_experts", 0) or len(experts))
         self._wanted = wanted
         self.chosen: Tensor | None = None
         self.agreement: Tensor | None = None

@@ -17,7 +17,7 @@ from paceline.payloads.group_limits import (
     check_text,
     usable_reward,
 )
-from paceline.payloads.routes import BadRoutes, decoded
+from paceline.payloads.routes import BadRoutes, routes_of
 from paceline.v1 import common_pb2, rollout_pb2
 
 LOGPROB_CEILING = 1e-3
@@ -258,15 +258,14 @@ def _check_scored(group: rollout_pb2.Group, scorers: Set[str]) -> None:
 
 def _check_routes(group: rollout_pb2.Group) -> None:
     """Sizes alone: which experts there are, the trainer knows."""
-    found = [(group.prompt_routes, group.prompt_tokens)]
-    found += [(completion.routes, completion.tokens) for completion in group.completions]
-    if group.routes_width > MOST_ROUTES or (not group.routes_width and any(r for r, _ in found)):
+    noted = group.prompt_routes or any(completion.routes for completion in group.completions)
+    if group.routes_width > MOST_ROUTES or (noted and not group.routes_width):
         raise Invalid(f"routes_width is {group.routes_width}, 1 to {MOST_ROUTES} allowed")
-    try:
-        for routes, tokens in found:
-            decoded(routes, len(tokens) // 4, group.routes_width)
-    except BadRoutes as error:
-        raise Invalid(str(error)) from None
+    if noted:
+        try:
+            routes_of(group, group.routes_width)
+        except BadRoutes as error:
+            raise Invalid(str(error)) from None
 
 
 def _check_finished(

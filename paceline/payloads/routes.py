@@ -1,11 +1,13 @@
 """Routes as they travel: the experts that each token went to, beside the tokens of a group."""
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UserError
+from paceline.v1 import rollout_pb2
 
 UNKNOWN = 0xFFFF
 """Route of a token that nobody noted: it is routed as it comes."""
@@ -34,3 +36,22 @@ def decoded(data: bytes, tokens: int, width: int) -> Routes:
     if len(raw) != size:
         raise BadRoutes(f"routes of {tokens} tokens do not have {width} experts a token")
     return np.frombuffer(raw, "<u2").reshape(tokens, width)
+
+
+def note_routes(
+    group: rollout_pb2.Group, prompt: Routes | None, completions: Sequence[Routes | None]
+) -> None:
+    """Puts the routes of the prompt's tokens and of each completion's into ``group``; none, if
+    those of the prompt are not known."""
+    if prompt is None:
+        return
+    group.routes_width, group.prompt_routes = prompt.shape[1], encoded(prompt)
+    for completion, routes in zip(group.completions, completions, strict=True):
+        completion.routes = b"" if routes is None else encoded(routes)
+
+
+def routes_of(group: rollout_pb2.Group, width: int) -> tuple[Routes, Routes]:
+    """[P, width] of the prompt's tokens, and [C, width] of all completions'. Raises BadRoutes."""
+    completions = [decoded(c.routes, len(c.tokens) // 4, width) for c in group.completions]
+    prompt = decoded(group.prompt_routes, len(group.prompt_tokens) // 4, width)
+    return prompt, np.concatenate(completions)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.payloads.group_payload import decode as decode_payload
 from paceline.payloads.group_payload import payload_digest
-from paceline.payloads.routes import BadRoutes, Routes, decoded
+from paceline.payloads.routes import BadRoutes, Routes, routes_of
 from paceline.payloads.store import Payloads
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.batch import (
@@ -175,15 +175,14 @@ def _routes(groups: Sequence[rollout_pb2.Group]) -> tuple[Routes | None, Routes 
     width = max((group.routes_width for group in groups), default=0)
     if not width:
         return None, None
-    found: tuple[list[Routes], list[Routes]] = [], []
+    found: list[tuple[Routes, Routes]] = []
     for number, group in enumerate(groups):
         try:
-            for completion in group.completions:
-                found[0].append(decoded(completion.routes, len(completion.tokens) // 4, width))
-            found[1].append(decoded(group.prompt_routes, len(group.prompt_tokens) // 4, width))
+            found.append(routes_of(group, width))
         except BadRoutes as error:
             refuse_groups(groups, np.array([number]), str(error))
-    return np.concatenate(found[0]), np.concatenate(found[1])
+    prompts, completions = zip(*found, strict=True)
+    return np.concatenate(completions), np.concatenate(prompts)
 
 
 def _misplaced(rewards: Sequence[rollout_pb2.TokenReward], length: int) -> bool:

@@ -19,7 +19,7 @@ from paceline.config.sections.evaluation import EvalSetConfig
 from paceline.config.sections.scorers import named_scorer
 from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.errors import one_line
-from paceline.payloads.routes import encoded
+from paceline.payloads.routes import note_routes
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
@@ -290,11 +290,7 @@ def group_message(
         prompt_cut=made.prompt.cut,
     )
     noted = [c.prompt_routes for c in made.completions if c.prompt_routes is not None]
-    if noted:
-        group.routes_width = noted[0].shape[1]
-        group.prompt_routes = encoded(noted[0])
-        for completion, tokens in zip(group.completions, made.completions, strict=True):
-            completion.routes = b"" if tokens.routes is None else encoded(tokens.routes)
+    note_routes(group, next(iter(noted), None), [c.routes for c in made.completions])
     for completion, mask in zip(group.completions, made.masks, strict=False):
         completion.loss_mask = b"" if mask.all() else mask.tobytes()
     for index, placed in enumerate(scores.placed):

@@ -155,7 +155,7 @@ class Decoder(Protocol):
         """Prepares for sequences of ``length`` tokens, so that no step of one moves memory."""
 
     def memory(self) -> Iterable[Tensor]:
-        """What a decode step reads beside the cache: a captured one finds it where it was."""
+        """Tensors that a decode step reads beside the cache: a captured one finds them in place."""
 
 
 def largest_gap(decoder: Decoder, model: torch.nn.Module, vocabulary: int) -> float:

@@ -10,7 +10,7 @@ import torch
 from paceline.expert_routes import expert_layers
 from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.payloads.group_payload import check_group
-from paceline.payloads.routes import UNKNOWN, encoded
+from paceline.payloads.routes import UNKNOWN, encoded, note_routes
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, score
 from policy_worker.model.policy_model import _prepared
@@ -52,10 +52,7 @@ async def sampled(family, path, dtype):
         tokens = [c.tokens.tolist() for c in completions]
         logprobs = [c.logprobs.tolist() for c in completions]
         group = make_group(f"t0-{number}", PROMPTS[number], tokens, [0.0, 1.0], logprobs=logprobs)
-        group.routes_width = completions[0].prompt_routes.shape[1]
-        group.prompt_routes = encoded(completions[0].prompt_routes)
-        for field, completion in zip(group.completions, completions, strict=True):
-            field.routes = encoded(completion.routes)
+        note_routes(group, completions[0].prompt_routes, [c.routes for c in completions])
         groups.append(group)
     return groups
 
