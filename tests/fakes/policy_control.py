@@ -17,7 +17,7 @@ class ScriptedControl:
         self.answers = answers
         self.caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
         self.directive = worker_pb2.Directive(lifecycle=worker_pb2.LIFECYCLE_RUNNING)
-        self.stopped = False
+        self.stopped = self.leaves_last = False
         self.followers: list[Callable[[Any], None]] = []
         self.posted: list[tuple[Any, Callable[[Any], None], Future[None]]] = []
 
