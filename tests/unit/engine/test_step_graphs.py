@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 
+from paceline.process.parked_memory import ParkedMemory
 from rollout_worker.engine.base import Request, SamplingParams
 from rollout_worker.engine.parameters import WeightTable, copy_parts
 from rollout_worker.engine.stopping import TokenTexts
@@ -206,6 +208,27 @@ def test_what_moves_memory_has_graphs_captured_again(
     while scheduler.batch.size:
         scheduler.step()
     assert scheduler.tokens == 3 * 250 + 2
+
+
+def test_a_turn_of_another_process_at_the_device_ends_graphs(
+    running: tuple[Any, Scheduler, Graphs],
+) -> None:
+    """Neither they nor the cache keep memory meanwhile, and weights come back elsewhere."""
+    model, scheduler, graphs = running
+    scheduler.remove({"x"})
+    scheduler.drop_cache()
+    gone = [weakref.ref(graph) for graph in graphs.made]
+    graphs.made.clear()
+    assert [graph() for graph in gone] == [None]
+    parked = ParkedMemory(torch.device("cpu"), moves=True)
+    parked.copy(model.parameters())
+    parked.park()
+    parked.unpark()
+    scheduler.set_version(1)
+    scheduler.add(request("y", 20, 5, 3))
+    while scheduler.batch.size or scheduler.admission.waiting:
+        scheduler.step()
+    assert [graph.replays for graph in graphs.made] == [3]
 
 
 def test_prefills_have_few_shapes() -> None:
