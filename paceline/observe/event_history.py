@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.observe.vocabulary import EventType, Severity
+from paceline.observe.vocabulary import AT_EVERY_STEP, EventType, Severity
 
 Key = tuple[tuple[int, ...], int]  # Journal position and number within it: orders records
 
@@ -75,7 +75,7 @@ class ListedEvent:
 class EventHistory:
     drops: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=500))
     _events: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
-    _commits: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_COMMITS))
+    _routine: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_COMMITS))
     # Kept apart: a long run's checkpoints would push out the rest.
     _marks: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     _saved: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
@@ -88,7 +88,8 @@ class EventHistory:
             for fault in self._open:
                 fault.commit_s = round(event.t - fault.t, 3)
             self._open.clear()
-            self._commits.append(event)
+        if event.type in AT_EVERY_STEP:
+            self._routine.append(event)
             return
         self._events.append(event)
         if event.type == EventType.TASK_DROPPED:
@@ -137,6 +138,6 @@ class EventHistory:
                 saved = saved[:: -(-len(saved) // room) or 1] if room else []
             return in_order(marks, saved)[:limit]
         most = limit if newest else None
-        pools = (self._events, self._commits) if kinds == "all" else (self._events,)
+        pools = (self._events, self._routine) if kinds == "all" else (self._events,)
         found = in_order(*(taken(pool, most) for pool in pools))
         return found[-limit:] if newest else found[:limit]

@@ -21,7 +21,7 @@ from paceline.observe.curves import Progress
 from paceline.observe.event_history import ENDS, is_listed, text_of
 from paceline.observe.projection import Projection
 from paceline.observe.runs import read_summary
-from paceline.observe.vocabulary import EventType
+from paceline.observe.vocabulary import AT_EVERY_STEP
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 
@@ -128,7 +128,7 @@ class RunPicture:
         if not is_listed(event):
             return None
         self.run.add_line({**event, "t": event["at"], "n": self._place[1]})
-        return None if event["type"] == EventType.STEP_COMMITTED else text_of(event)
+        return None if event["type"] in AT_EVERY_STEP else text_of(event)
 
 
 async def first_look(control: ControlPlane, run_dir: Path | None) -> RunPicture:

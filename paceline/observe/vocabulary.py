@@ -67,6 +67,10 @@ class EventType(StrEnum):
     WORKER_REGISTERED = "WorkerRegistered"
 
 
+AT_EVERY_STEP = (EventType.STEP_COMMITTED, EventType.TURN_CHANGED)
+"""Of severity routine: lists for people leave them out."""
+
+
 class Severity(StrEnum):
     """Severity of an event, of a diagnosis, or of an alert."""
 

@@ -13,7 +13,7 @@ import typer
 
 from paceline.errors import BadInput, Unreachable
 from paceline.observe.run_files import read_lines
-from paceline.observe.vocabulary import EventType
+from paceline.observe.vocabulary import AT_EVERY_STEP, EventType
 from paceline_launcher.cli.common import (
     JsonOption,
     RunDirOption,
@@ -93,7 +93,7 @@ def events(
     steps_too = as_json or kinds
     for event in read_lines(path):
         late = not after or position_key(event["position"]) > position_key(after)
-        if late and wanted(event) and (steps_too or event["type"] != EventType.STEP_COMMITTED):
+        if late and wanted(event) and (steps_too or event["type"] not in AT_EVERY_STEP):
             _print(event, as_json)
 
 

@@ -17,7 +17,7 @@ from paceline.errors import can_pass, in_words
 from paceline.observe.event_history import text_of
 from paceline.observe.file_tail import FileTail
 from paceline.observe.run_watcher import leader_status
-from paceline.observe.vocabulary import EventType
+from paceline.observe.vocabulary import AT_EVERY_STEP
 from paceline.redis.client import remedy_of
 from paceline.rpc.auth import dashboard_link
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
@@ -75,7 +75,7 @@ class RunWatch:
                     if self.fleet.failed.done():
                         return "failed", self.fleet.failed.result()
                     for event in await asyncio.to_thread(lambda: list(self._events.records())):
-                        if event["type"] != EventType.STEP_COMMITTED:  # the view shows steps
+                        if event["type"] not in AT_EVERY_STEP:  # the view shows steps
                             self.console.note(text_of(event))
                     if end := await self.poll():
                         return end

@@ -3,10 +3,14 @@
 from controller.ledger.enums import Role
 from controller.ledger.events.event import LEASES, Event, Topic, event
 from controller.ledger.state.state import State
+from paceline.observe.vocabulary import Severity
 
 
-# The status says it: an event at every step would leave no room for others in a list.
-@event(listed=False)
+def side_of(role: Role) -> str:
+    return "training" if role is Role.POLICY else "generation"
+
+
+@event(severity=Severity.ROUTINE)
 class TurnChanged(Event):
     """The other side is to hold the seats: their holders are asked to park."""
 
@@ -20,6 +24,9 @@ class TurnChanged(Event):
         for seat in seats.by_name.values():
             if seat.holder and s.fleet.workers[seat.holder[0]].role is not self.role:
                 seat.ask(self.t, self.why)
+
+    def text(self) -> str:
+        return f"the devices go to {side_of(self.role)}: {self.why}"
 
 
 @event()
@@ -38,8 +45,7 @@ class SeatLent(Event):
             seat.ask(self.t, self.why)
 
     def text(self) -> str:
-        side = "training" if self.role is Role.POLICY else "generation"
-        return f"{self.seat} is lent to {side}: {self.why}"
+        return f"{self.seat} is lent to {side_of(self.role)}: {self.why}"
 
 
 @event(words="pairs that train: {0.seats} ({0.why})")
