@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from controller.diagnosis.collect import headline, why_of
 from controller.export.group_content import GroupGone, stored_group, stored_groups
-from controller.ledger import views
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_pool
 from controller.rest.schemas import Problem, documented
@@ -40,7 +39,6 @@ from paceline.rpc.grpc_channel import as_dict
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
 CURVES = "reward_mean,loss"
 LISTS = ("workers", "controllers", "spares", "changed")  # Parts of a StatusReply
-DROPPED = ("task_id", "attempt", "reason", "detail")
 SearchText = Annotated[
     str,
     Query(
@@ -88,15 +86,6 @@ def router(controller: Controller) -> APIRouter:
     async def workers() -> list[dict[str, Any]]:
         return workers_of(controller, redactor)
 
-    @routes.get(
-        "/workers/{worker_id}", summary="One worker", tags=["fleet"], responses=documented(404)
-    )
-    async def worker(worker_id: Annotated[str, Path(max_length=64)]) -> dict[str, Any]:
-        for found in workers_of(controller, redactor):
-            if found["worker_id"] == worker_id:
-                return found
-        raise Problem(404, f"there is no worker {worker_id!r}")
-
     @routes.get("/steps", summary="Committed steps", tags=["learning"])
     async def steps(
         since: Annotated[
@@ -135,29 +124,6 @@ def router(controller: Controller) -> APIRouter:
             return {**found, "evals": evals[::-1][::stride][::-1], "names": run.metrics.names}
 
         return await answered(answer)
-
-    @routes.get("/tasks", summary="Tasks by state, and those that failed", tags=["flow"])
-    async def tasks() -> dict[str, Any]:
-        """``quarantined``: tasks that were given up, newest first; routine drops are only counted.
-        ``failing``: tasks that wait for another attempt."""
-        newest = await projector.ask(lambda run: [*run.history.drops][:-101:-1])
-        failing = [task for task in list(controller.state.tasks.records.values()) if task.failures]
-        return {
-            "counts": views.counts(controller.state),
-            "quarantined": [
-                {"detail": "", **{name: e.fields[name] for name in DROPPED if name in e.fields}}
-                | {"t": e.t}
-                for e in newest
-            ],
-            "failing": [
-                {
-                    "task_id": task.task_id,
-                    "attempt": task.attempt,
-                    "failures": [redactor.text(failure) for failure in task.failures],
-                }
-                for task in failing[:100]
-            ],
-        }
 
     @routes.get("/flow", summary="Rates, staleness and the bottleneck", tags=["flow"])
     async def flow_now() -> dict[str, Any]:

@@ -54,8 +54,13 @@ def init(
         if value not in known:
             meant = did_you_mean(value, known)
             raise BadInput(f"{option} {value}: {meant}choose {', '.join(known)}")
-    if (example := template_settings(algorithm, size)["data"]["path"]).startswith("examples/"):
-        _in_repository(size, example)
+    example = Path(template_settings(algorithm, size)["data"]["path"])
+    if example.parts[0] == "examples" and not example.is_file():
+        raise BadInput(
+            f"--size {size} trains an example of Paceline's repository, and {Path.cwd()} has no "
+            f"{example}. Start this command in the root of the repository, or give --size small "
+            "and your own model and data (docs/troubleshooting.md makes a tiny model)"
+        )
     if str(out) == "-":
         typer.echo(template(algorithm, size, str(DEFAULT), lora=lora), nl=False)
         return
@@ -70,16 +75,6 @@ def init(
     typer.echo(f"wrote {out}: edit [model] and [data], then")
     for line in (f"paceline config check {out}", *commands(algorithm, size, str(out), lora=lora)):
         typer.echo(f"    {line}")
-
-
-def _in_repository(size: str, example: str) -> None:
-    """Raises BadInput if the example that a size trains is not in this directory."""
-    if not Path(example).is_file():
-        raise BadInput(
-            f"--size {size} trains an example of Paceline's repository, and {Path.cwd()} has no "
-            f"{example}. Start this command in the root of the repository, or give --size small "
-            "and your own model and data (docs/troubleshooting.md makes a tiny model)"
-        )
 
 
 def check(

@@ -88,7 +88,7 @@ async def test_leader_and_standby_say_what_the_ledger_holds(
         assert {w["worker_id"]: w["version"] for w in workers} == {
             w.worker_id: w.version for w in truth.workers
         }
-        one = await get(client, "workers/policy-0")
+        one = next(w for w in workers if w["worker_id"] == "policy-0")
         assert one["role"] == "policy" and one["pid"] > 0
         flow = await get(client, "flow")
         assert sum(flow["staleness"].values()) == truth.tasks.ready + truth.tasks.in_step
@@ -143,7 +143,7 @@ async def test_dropped_groups_are_shown_with_their_reason(
 async def test_settings_are_shown_without_paths_of_the_machine(
     served: Controllers, leader: httpx.AsyncClient
 ) -> None:
-    for path in ("config", "events", "checkpoints", "run", "tasks"):
+    for path in ("config", "events", "checkpoints", "run"):
         text = (await leader.get(f"/api/v1/{path}")).text
         assert str(served.directory) not in text, path
     config = await get(leader, "config")
@@ -180,7 +180,8 @@ async def test_what_a_stale_page_sends_drains_no_other_process(
 ) -> None:
     """Nor a number: test_dashboard, a_page_that_is_behind_changes_only_what_was_typed."""
     headers = bearer(served)
-    incarnation = (await get(leader, "workers/rollout-0"))["incarnation"]
+    workers = {w["worker_id"]: w for w in await get(leader, "workers")}
+    incarnation = workers["rollout-0"]["incarnation"]
     body = {"replace": True, "incarnation": str(int(incarnation) + 1)}
     replaced = await leader.post("/api/v1/workers/rollout-0/drain", json=body, headers=headers)
     assert_problem(replaced, 409, "rollout-0 is another process now")
@@ -267,7 +268,6 @@ async def test_every_refusal_is_problem_details(
     headers = bearer(served)
     assert_problem(await leader.get("/nothing"), 404)
     assert_problem(await leader.get("/static/../app.py"), 404)
-    assert_problem(await leader.get("/api/v1/workers/nobody"), 404, "nobody")
     assert_problem(await leader.get("/api/v1/groups/t99999999"), 404, "no group")
     assert_problem(await leader.delete("/api/v1/run", headers=headers), 405)
     # Other values that the description does not allow: test_rest_fuzz.
@@ -343,7 +343,11 @@ async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
         "events?kind=notable",
         lambda found: "rollout-0 is asked to leave" in [e["text"] for e in found["events"]],
     )
-    await shows(standby, "workers/rollout-0", lambda worker: worker["state"] == "draining")
+    await shows(
+        standby,
+        "workers",
+        lambda found: ("rollout-0", "draining") in [(w["worker_id"], w["state"]) for w in found],
+    )
     done = await leader.post(drained.format("policy-0"), headers=headers)
     assert done.status_code == 200, done.text
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}

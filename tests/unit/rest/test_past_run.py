@@ -65,7 +65,7 @@ async def test_the_page_of_a_run_that_is_over_has_its_curves_and_its_end(run_dir
         assert (await get("metrics?names=reward_mean"))["x"] == [*range(1, 8)]
         events = (await get("events?limit=50"))["events"]
         assert "RunFinished" in [event["type"] for event in events]
-        for path in ("steps", "workers", "flow", "tasks", "checkpoints", "groups", "config"):
+        for path in ("steps", "workers", "flow", "checkpoints", "groups", "config"):
             await get(path)
         assert (await get("faults"))["faults"] > 3
         assert (await client.get("/api/v1/groups/t1")).status_code == 404
