@@ -32,11 +32,11 @@ def origins_of(config: Config, role: str, scorer: str = "") -> dict[str, str]:
         code = [("train.algorithm", config.train.algorithm)]
         reference = config.train.loss.reference_path or config.model.path
         models = [("train.loss.reference_path", reference)]
-        if config.model.lora is not None:  # the frozen base is in no transfer of the state
-            models += [("model.path", config.model.path)]
-            models += [("objective.critic_path", config.critic_path)]
     elif role == SCORER and scorer in config.scorers.by_name:
         models = [(f"scorers.{scorer}.path", config.scorers.by_name[scorer].path)]
+    if config.model.lora is not None and role in (POLICY, ROLLOUT):
+        models += [("model.path", config.model.path)]  # the base of adapters is in no transfer
+        models += [("objective.critic_path", config.critic_path)] if role == POLICY else []
     found = {setting: _code(name) for setting, name in code if ":" in name}
     found |= {setting: _model(path) for setting, path in models if path}
     return {setting: digest for setting, digest in found.items() if digest}

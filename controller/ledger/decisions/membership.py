@@ -73,8 +73,9 @@ def register(d: Decider, now: float, c: WorkerSpec, stalled_s: float = 0.0) -> N
             _explain_by_return(d, known, c, stalled_s)
     spare = c.role is Role.ROLLOUT and desired_spares(d.state) > 0
     d.emit(ev.WorkerRegistered(**{**values(WorkerSpec, c), "state_version": holds}, spare=spare))
-    # Names the files that it does not share with the first one that differs from it.
-    for other in fleet.living_in(fleet.workers[c.worker_id].pool):
+    # Names the files that it does not share with the first one that differs from it. Workers of
+    # another kind may read some of them as well: the base of adapters.
+    for other in (worker for role in Role for worker in fleet.living(role)):
         differing = [
             f"{setting} ({digest} here, {other.origins[setting]} there)"
             for setting, digest in sorted(c.origins.items())

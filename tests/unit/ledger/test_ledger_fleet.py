@@ -315,7 +315,7 @@ def test_stop_after_a_rollback_accounts_for_the_groups_it_will_not_repeat() -> N
     assert views.counts(run.state).dropped == {"run_ended": 8}
 
 
-def test_a_worker_with_other_files_than_one_of_its_kind_is_named_with_the_settings() -> None:
+def test_a_worker_with_other_files_than_another_is_named_with_the_settings() -> None:
     run = Driven()
 
     def join(worker_id: str, **origins: str) -> list[str]:
@@ -324,7 +324,7 @@ def test_a_worker_with_other_files_than_one_of_its_kind_is_named_with_the_settin
 
     assert "OriginsDiffer" not in join("r0", reward="1", environment="2")
     assert "OriginsDiffer" not in join("r1", reward="1", environment="2")
-    assert "OriginsDiffer" not in join("p0", reward="9"), "it does something else"
+    assert "OriginsDiffer" not in join("p0", algorithm="1", base="1"), "it does something else"
     assert "OriginsDiffer" not in join("r2", scorer="5"), "one that says nothing is believed"
     assert "OriginsDiffer" in join("r3", reward="1", environment="3")
     differing = run.event(ev.OriginsDiffer)
@@ -332,3 +332,4 @@ def test_a_worker_with_other_files_than_one_of_its_kind_is_named_with_the_settin
     assert differing.settings == ("environment (3 here, 2 there)",) and "r3" in differing.text()
     run.failover()
     assert "OriginsDiffer" not in join("r3", reward="1", environment="2"), "it was mended"
+    assert "OriginsDiffer" in join("r4", reward="1", base="2"), "the trainer has another base"

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
+from paceline.config.sections.training import LoraConfig
 from paceline.process.origins import origins_of
 from tests.fixtures.configs import config_of
+
+LORA = LoraConfig(rank=1)
 
 
 def config(tmp_path: Path, **sections: Any) -> Config:
@@ -42,6 +45,8 @@ def test_code_of_the_user_has_another_digest_once_it_is_edited(
     ("role", "scorer", "setting"),
     [
         ("policy", "", "train.loss.reference_path"),
+        ("policy", "", "model.path"),
+        ("rollout", "", "model.path"),
         ("scorer", "kind", "scorers.kind.path"),
     ],
 )
@@ -51,6 +56,9 @@ def test_a_frozen_model_has_another_digest_if_its_weights_or_its_config_differ(
     scorers = {"kind": {"kind": "reward_model", "path": str(tmp_path)}}
     functions = {"functions": ["scorer:kind"]}
     run = config(tmp_path, scorers=scorers, reward=functions)
+    if setting == "model.path":  # the base of adapters
+        assert setting not in origins_of(run, role)
+        run = run.model_copy(update={"model": run.model.model_copy(update={"lora": LORA})})
     weights = tmp_path / "model.safetensors"
     seen = set()
     for content in (b"a" * 9, b"b" * 9, b"b" * 10):
