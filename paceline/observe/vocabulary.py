@@ -68,7 +68,7 @@ class EventType(StrEnum):
 
 
 AT_EVERY_STEP = (EventType.STEP_COMMITTED, EventType.TURN_CHANGED)
-"""Of severity routine: lists for people leave them out."""
+"""Events of severity routine: lists for people leave them out."""
 
 
 class Severity(StrEnum):
