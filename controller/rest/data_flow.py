@@ -77,11 +77,9 @@ def flow(controller: Controller, redactor: Redactor) -> dict[str, Any]:
         "ages": ages_of_step(metrics) if "late_share" in metrics else None,
         "groups_per_step": config.train.groups_per_step,
         "group_size": config.rollout.group_size,
-        "tokens_per_s": metrics.get("tokens_per_s", 0.0),
-        "samples_per_s": metrics.get("samples_per_s", 0.0),
+        **{name: metrics.get(name) for name in ("tokens_per_s", "samples_per_s", "step_s")},
         # Seconds of the newest step by part; trainers: mean of the replicas.
         "time_split_s": {n: metrics[k] for n in TIME_SPLIT if (k := f"time_{n}_s") in metrics},
-        "step_s": metrics.get("step_s", 0.0),
         "workers": workers_by_pool(state),
     }
 

@@ -239,8 +239,8 @@ def run_of(controller: Controller, redactor: Redactor) -> dict[str, Any]:
         "samples_trained": state.steps.samples_trained,
         "tokens_trained": state.steps.tokens_trained,
         "max_staleness": controller.settings.config.train.max_staleness,
-        "started_t": state.started_t,  # Unix seconds; 0: not started
-        "ended_t": state.ended_t,
+        "started_t": state.started_t or None,  # Unix seconds
+        "ended_t": state.ended_t or None,
         "controllers": [
             # An address on this machine is the path of a socket.
             {**seen, "address": redactor.text(seen["address"])}
