@@ -125,7 +125,11 @@ class SampleArchiver:
             return
         dataset_pass, row = state.run.order.place(ordinal_of(task_id))
         about = {"group_id": task_id, "epoch": dataset_pass, "dataset_row": row, "t": t}
-        about |= {"state": "dropped", "reason": dropped["reason"], "step": state.versions.step or None}
+        about |= {
+            "state": "dropped",
+            "reason": dropped["reason"],
+            "step": state.versions.step or None,
+        }
         self._steps.append(_Step({task_id: {**meta, **about}}, [], 0))
 
     async def write(self, *, over: bool = False) -> None:
