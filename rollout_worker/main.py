@@ -157,14 +157,17 @@ class RolloutWorker:
         except Exception as error:
             self.lifecycle.fail(error)
             return
+        turns = self.turns
+        engine = (
+            [self.engine.until_failure()] if turns is None else [turns.until_failure(), turns.run()]
+        )
         loops = (
             self.session.run(),
             self.tasks.run(),
             self.tasks.outbox.run(),
             self.tasks.partials.run(),
             self.lifecycle.drain(self.session),
-            self.engine.until_failure(),
-            *([self.turns.run()] if self.turns is not None else []),
+            *engine,
         )
         await asyncio.gather(*map(self.guard, loops))
 

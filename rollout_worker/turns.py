@@ -46,7 +46,7 @@ class Turns:
     turn: Turn = field(default_factory=Turn)
     _wanted: worker_pb2.Seat = field(default_factory=worker_pb2.Seat)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _started: bool = False
+    _started: asyncio.Event = field(default_factory=asyncio.Event)
     _ready: bool = False
     """The engine has its memory, and weights if there are any."""
 
@@ -59,6 +59,11 @@ class Turns:
         if directive.seat != self._wanted:
             self._wanted = directive.seat
             self._news.set()
+
+    async def until_failure(self) -> None:
+        """Raises EngineError once the engine has died by itself, after its start."""
+        await self._started.wait()
+        await self.engine.until_failure()
 
     async def run(self) -> None:
         """Follows the newest directive. Raises EngineError if the engine fails."""
@@ -79,11 +84,11 @@ class Turns:
 
     async def _occupy(self) -> None:
         with self._timed("unpark_s"):
-            if self._started:
+            if self._started.is_set():
                 await self.engine.unpark()
             else:
                 await self.start()
-                self._started = True
+                self._started.set()
         with self._timed("unpark_load_s"):
             await self.loading.resume()
         self._ready = True

@@ -3,10 +3,13 @@ turns.
 
     python -m benchmarks.scaling                                   every cell, about 20 minutes
     python -m benchmarks.scaling --workers 8 --staleness 2 5 --slots 32 --repeats 3
+    python -m benchmarks.scaling --turns --workers 1 2 --staleness 0 1
 
 Controller, Redis, gRPC and all workers are those that ship. Decoding and training take the times of
 emulated GPUs, so that the machine's cores are not the bound. A run with n rollout workers has a
-trainer of n GPUs; the baseline is given all 2n. Runs are added to those in the results.
+trainer of n GPUs; the baseline is given all 2n. With --turns the 2n GPUs are 2n pairs of a policy
+replica and a rollout worker (fleet.sharing), which is the product's own way to use them in turns.
+Runs are added to those in the results.
 """
 
 import argparse
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, nargs="+", default=[16], help="of one engine")
     parser.add_argument("--groups", type=int, nargs="+", default=[32], help="of a step")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each cell")
+    parser.add_argument("--turns", action="store_true", help="pairs that take turns instead")
     parser.add_argument("--window", type=float, default=20.0, help="measured seconds of a run")
     args = parser.parse_args()
     times = DeviceTimes()
@@ -46,6 +50,8 @@ def main() -> None:
         _baselines(found, sized, batch, args)
         for workers, staleness in itertools.product(args.workers, args.staleness):
             cell = Cell(workers, staleness, batch, replace(sized, policy_gpus=workers))
+            if args.turns:
+                cell = Cell(2 * workers, staleness, batch, sized, turns=True)
             for _ in range(args.repeats):
                 load = os.getloadavg()[0]
                 results.add({**measure(cell, args.window), "load_at_start": round(load, 2)})

@@ -32,6 +32,8 @@ class DeviceTimes:
     update_constant_s: float = 0.1
     transfer_s: float = 0.15
     swap_s: float = 0.02
+    switch_s: float = 0.1
+    """To give a device up, or to take it again: trainer or engine."""
     policy_gpus: int = 1
     median_tokens: float = 16.0
     sigma: float = 0.7

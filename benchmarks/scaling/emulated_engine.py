@@ -135,6 +135,15 @@ class EmulatedEngine(Engine):
         pending.result.set_exception(Aborted(request_id, tuple(pending.completions)))
         pending.result.exception()  # its caller may have been cancelled as well
 
+    async def park(self) -> None:
+        for request_id in list(self._pending):
+            self.abort(request_id)
+        self._version = -1
+        await asyncio.sleep(self.times.switch_s)
+
+    async def unpark(self) -> None:
+        await asyncio.sleep(self.times.switch_s)
+
     async def until_failure(self) -> None:
         assert self._loop is not None, "not started"
         await asyncio.shield(self._loop)

@@ -9,8 +9,8 @@ from benchmarks.scaling.device_times import DeviceTimes
 
 
 def take_device_time(trainer: Any, times: DeviceTimes) -> None:
-    """Makes ``add`` and ``commit`` of the class ``trainer`` take at least the times of
-    ``times.policy_gpus`` GPUs."""
+    """Makes ``add``, ``commit``, ``park`` and ``unpark`` of the class ``trainer`` take at least the
+    times of ``times.policy_gpus`` GPUs."""
     take, add, commit = trainer.take, trainer.add, trainer.commit
     tokens: dict[Any, int] = {}
     """Tokens of each result of take()."""
@@ -30,7 +30,16 @@ def take_device_time(trainer: Any, times: DeviceTimes) -> None:
         commit(self, version, lr)
         _wait_until(began + times.update_constant_s)
 
+    def timed(switch: Any) -> Any:
+        def timed_switch(self: Any) -> None:
+            began = time.monotonic()
+            switch(self)
+            _wait_until(began + times.switch_s)
+
+        return timed_switch
+
     trainer.take, trainer.add, trainer.commit = counted_take, timed_add, timed_commit
+    trainer.park, trainer.unpark = timed(trainer.park), timed(trainer.unpark)
 
 
 def _wait_until(deadline: float) -> None:

@@ -25,6 +25,8 @@ class Cell:
     times: DeviceTimes
     warm_up: int = 3
     """Steps until the clock starts."""
+    turns: bool = False
+    """As many policy replicas as rollout workers, in pairs, each at one device."""
 
     @property
     def groups_admitted(self) -> int:
@@ -54,6 +56,7 @@ def measure(cell: Cell, window_s: float) -> dict[str, Any]:
     samples = sum(row["samples"] for row in measured)
     return {
         "rollouts": cell.rollouts,
+        "turns": cell.turns,
         "max_staleness": cell.max_staleness,
         "slots": cell.times.slots,
         "groups_per_step": cell.batch.groups,
@@ -107,5 +110,10 @@ def _config(cell: Cell, where: Path) -> Path:
             "max_tokens": cell.times.most_tokens,
             "max_sequences": cell.times.slots,
         },
-        fleet={"controllers": 1, "policy": 1, "rollout": cell.rollouts},
+        fleet={
+            "controllers": 1,
+            "policy": cell.rollouts if cell.turns else 1,
+            "rollout": cell.rollouts,
+            "sharing": "turns" if cell.turns else "none",
+        },
     )

@@ -24,17 +24,20 @@ def colocated_key(rollouts: int, slots: int, groups: int) -> str:
 
 
 def rows(found: Mapping[str, Any]) -> list[list[object]]:
-    cells: dict[tuple[int, int, int, int], list[dict[str, Any]]] = defaultdict(list)
+    cells: dict[tuple[int, int, bool, int, int], list[dict[str, Any]]] = defaultdict(list)
     for run in found["runs"]:
-        key = run["groups_per_step"], run["slots"], run["rollouts"], run["max_staleness"]
+        turns = run.get("turns", False)
+        key = run["groups_per_step"], run["slots"], turns, run["rollouts"], run["max_staleness"]
         cells[key].append(run)
     table: list[list[object]] = []
-    for (groups, slots, rollouts, staleness), runs in sorted(cells.items()):
+    for (groups, slots, turns, rollouts, staleness), runs in sorted(cells.items()):
         rates = [run["tokens_per_s"] for run in runs]
         ideal = rollouts * found["alone"][str(slots)]
-        colocated = found["colocated"][colocated_key(rollouts, slots, groups)]
+        half = rollouts // 2 if turns else rollouts
+        colocated = found["colocated"][colocated_key(half, slots, groups)]
         admitted = f"{runs[0]['groups_admitted']} / {runs[0]['groups_needed']:.0f}"
-        cell = [rollouts, staleness, slots, groups, admitted, f"{statistics.median(rates):,.0f}"]
+        who = f"{rollouts}, in turns" if turns else rollouts
+        cell = [who, staleness, slots, groups, admitted, f"{statistics.median(rates):,.0f}"]
         table.append([*cell, _ratio(rates, ideal), _ratio(rates, colocated), len(rates)])
     return table
 

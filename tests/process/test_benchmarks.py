@@ -56,6 +56,8 @@ from paceline.config.load import load_config
 cell = Cell(2, 1, Batch(2, 4), DeviceTimes(slots=4))
 config = load_config(_config(cell, Path(sys.argv[1])))
 assert (config.fleet.rollout, config.train.max_staleness) == (2, 1), config
+pairs = load_config(_config(Cell(2, 0, cell.batch, cell.times, turns=True), Path(sys.argv[1])))
+assert pairs.takes_turns and pairs.fleet.policy == pairs.fleet.rollout == 2, pairs
 assert asyncio.run(colocated_rate(cell.times, 2, cell.batch, 1)) > 0
 """
 ATTRIBUTION = """
