@@ -1,8 +1,9 @@
 """Memory of a device that a process gives up while another one computes there, and takes again.
 
     park      kept ─────► host memory, page-locked for a GPU
-              dropped ──► nothing: whoever owns them fills them again
-    unpark    all have memory again, and kept tensors their bits
+              dropped ──► nothing
+    unpark    all have memory again, and kept tensors their bits; dropped ones are zero, and whoever
+              owns them fills them again
 
 Tensors stay the same objects, and only their storage is empty meanwhile: so modules, an optimizer,
 FSDP's slices, fused matrices and compiled code find them as they were. The host memory is used
@@ -86,6 +87,10 @@ class ParkedMemory:
                         "own"
                     ) from error
                 time.sleep(AGAIN_S)  # nothing tells that another process has freed memory
+        kept = {storage._cdata for storage in self._kept}
+        for storage, _ in self._empty:
+            if storage._cdata not in kept:  # a fused matrix has places that nobody fills
+                _bytes_of(storage).zero_()
         for storage in self._kept:
             _bytes_of(storage).copy_(self._host[storage._cdata], non_blocking=True)
         self._wait()

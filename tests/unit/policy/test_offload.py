@@ -223,6 +223,7 @@ class Storage:
 def test_a_turn_waits_for_memory_that_is_freed_late_and_takes_all_or_none(monkeypatch):
     """The process that had the device was killed, and its driver has not freed everything yet."""
     monkeypatch.setattr(parked_memory, "AGAIN_S", 0.0)
+    monkeypatch.setattr(parked_memory, "_bytes_of", lambda storage: torch.zeros(1))
     parked = ParkedMemory(CPU)
     first, other = Storage(0), Storage(2)
     parked._empty, parked.parked = [(first, 8), (other, 8)], True
@@ -231,6 +232,16 @@ def test_a_turn_waits_for_memory_that_is_freed_late_and_takes_all_or_none(monkey
     parked._empty = [(Storage(1), 8)]
     with pytest.raises(StillInUse, match="another process computes there"):
         parked.unpark(limit_s=0.0)
+
+
+def test_memory_that_was_dropped_comes_back_as_zeros():
+    """Blocks of a fused matrix are filled by their owners, and what lies between them by nobody."""
+    parked, dropped = ParkedMemory(CPU), torch.full((1 << 16,), torch.nan)
+    parked.park([dropped])
+    noise = torch.full((1 << 16,), torch.nan)
+    del noise
+    parked.unpark()
+    assert not dropped.any()
 
 
 class Stream:
