@@ -104,11 +104,13 @@ def load_again(
     with torch.no_grad():
         for part in objective.trains:
             model, weights = state.parts[part.name], dict(state.weights_of(part.name))
+            _begin_adapters(part, weights, config)
+            if config.model.lora is not None and part.head == "lm":
+                continue  # nothing has changed its base
             path = part.path or config.model.path
             stored = SlicedWeights.of(path, model, scalar=part.head == "scalar")
             if stored is not None:
                 stored.fill(weights, on_progress)
-                _begin_adapters(part, weights, config)
                 continue
             place = HOST if replica.mesh is None else device
             fresh = _load_slices(part, config, replica, place, on_progress, trainable=True)
