@@ -6,6 +6,7 @@ import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,13 @@ BESIDE_EVERY_S = 10.0  # between two lines about what is done beside the steps
 
 class RunOutput(RichConsole):
     """Output of a run, which goes on without its reader: what nobody reads any more (``| head``, a
-    terminal that was closed) is written to ``log`` from then on."""
+    terminal that was closed) is written to ``log`` from then on. What the output's encoding lacks
+    is escaped."""
 
     def __init__(self, log: Path, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr)
+        if isinstance(self.file, TextIOWrapper):
+            self.file.reconfigure(errors="backslashreplace")
         self._log = log
 
     def print(self, *objects: Any, **options: Any) -> None:

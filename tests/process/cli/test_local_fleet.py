@@ -515,10 +515,11 @@ async def test_what_can_pass_is_waited_for_and_said_once(
 
 
 def test_a_run_whose_reader_has_gone_writes_to_its_log(tmp_path: Path) -> None:
-    """``paceline up ... | head -1``"""
+    """``paceline up ... | head -1``, and a locale without Chinese"""
     code = (
         "import pathlib, sys; from paceline_launcher.live_view import RunOutput, open_console\n"
         "console = open_console(RunOutput(pathlib.Path('up.log')))\n"
+        "console.note('\\u4e2d')\n"
         "for line in sys.stdin: console.note(line.strip())\n"
         "sys.exit(7)"
     )
@@ -527,10 +528,16 @@ def test_a_run_whose_reader_has_gone_writes_to_its_log(tmp_path: Path) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "ascii",
+        },
         text=True,
     )
     assert run.stdin is not None and run.stdout is not None
+    assert "\\u4e2d" in run.stdout.readline()
     run.stdin.write("first\n")
     run.stdin.flush()
     assert "first" in run.stdout.readline()

@@ -5,6 +5,9 @@ import errno
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,25 @@ def test_the_command_takes_a_directory_of_checkpoints_and_says_nothing_beside_it
     assert capfd.readouterr() == (f"exported {checkpoint} to {out}\n", "")
     assert json.loads((out / MARKER).read_text())["model"] == str(model)
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_an_export_that_is_killed_leaves_the_earlier_one_and_no_remains(trained, tmp_path):
+    _, _, checkpoint = trained
+    out = export(checkpoint, None, tmp_path / "out")
+    before = (out / "model.safetensors").read_bytes()
+    code = (
+        "import os, pathlib, sys\n"
+        "from policy_worker.checkpoint import export\n"
+        "export.put_in_place = lambda *_: os.kill(os.getpid(), 9)\n"
+        "export.export(pathlib.Path(sys.argv[1]), None, pathlib.Path(sys.argv[2]), 'bfloat16')\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(checkpoint), str(out)])
+    assert killed.returncode == -signal.SIGKILL
+    assert (out / "model.safetensors").read_bytes() == before
+    remains = [path for path in tmp_path.iterdir() if path != out]
+    assert remains, "it had begun to write"
+    export(checkpoint, None, out, "bfloat16")
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_export_replaces_an_earlier_export_and_nothing_else(trained, tmp_path):
