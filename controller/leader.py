@@ -42,7 +42,7 @@ from controller.store.ledger_follower import LedgerFollower
 from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.payloads.store import Ref
 from paceline.process.structured_log import event
-from paceline.redis.client import log_fields, trouble_of
+from paceline.redis.client import front_port, log_fields, trouble_of
 from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ class Leader:
         self.settings = RunSettings(context, lambda: self.ledger.state)
         self.limits = GroupLimits.of(config)
         self.long_polls = LongPolls()
-        self.sessions = Sessions(term, self.ledger, lambda: context.texts.available)
+        port = front_port(context.stores.worker_url)
+        self.sessions = Sessions(term, self.ledger, lambda: context.texts.available, port)
         self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
         """Last reports of living workers whose session has ended, by (worker id, incarnation)."""
         self.liveness = Liveness(config.fleet)

@@ -40,6 +40,7 @@ from paceline.process.lifetime import leave_on_signal
 from paceline.process.structured_log import event
 from paceline.process.torchrun_environment import TorchrunPlace
 from paceline.process.waits import WaitKind, loading_model, messages, waiting
+from paceline.redis.client import present_url
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.side_channel import SideChannel
@@ -285,7 +286,7 @@ class PolicyWorker:
         self.worker_report.work(f"epoch {mesh.epoch}: forming")
         trainer = self.trainer
         place = MeshEpoch(mesh.epoch), rank, len(mesh.members)
-        here = EpochMesh(*place, self.rendezvous_url, self.run_id, self.host)
+        here = EpochMesh(*place, present_url(self.rendezvous_url), self.run_id, self.host)
         with waiting(WaitKind.PEERS, f"forming epoch {mesh.epoch}", limit_s=FORM_LIMIT_S):
             over = functools.partial(self.control.epoch_is_over, mesh.epoch)
             trainer.form(here, FORM_LIMIT_S, cancelled=over)

@@ -32,6 +32,7 @@ from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.payloads.store import Payloads
 from paceline.process.parked_memory import ParkedMemory
 from paceline.process.structured_log import first_line
+from paceline.redis.client import front_moved, front_port
 from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
@@ -159,6 +160,7 @@ class Trainer:
         is over. Raises EpochCancelled or MeshError; this replica has no mesh then."""
         self._leave_mesh()
         self._epoch = epoch.number
+        front_moved(front_port(epoch.url))  # of ranks without a session
 
         def over() -> bool:
             if cancelled():

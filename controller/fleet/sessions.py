@@ -52,11 +52,16 @@ class Sessions:
     """All open sessions of one leader. A newer stream of an incarnation ends its older one."""
 
     def __init__(
-        self, term: int, ledger: Ledger, decodes_texts: Callable[[], bool] = lambda: False
+        self,
+        term: int,
+        ledger: Ledger,
+        decodes_texts: Callable[[], bool] = lambda: False,
+        redis_port: int = 0,
     ) -> None:
         self._term = term
         self._ledger = ledger
         self._decodes_texts = decodes_texts
+        self._redis_port = redis_port
         self._seq = 0
         self._open: dict[tuple[str, int], ServerSession] = {}
 
@@ -121,6 +126,7 @@ class Sessions:
         """The desired state of the session's worker, without term and seq."""
         directive = directive_of(self._ledger.state, *session.key, session.report)
         directive.decodes_texts = self._decodes_texts()
+        directive.redis_port = self._redis_port
         return directive
 
     def _rebuild(self, session: ServerSession, grounds: Grounds) -> worker_pb2.Directive | None:

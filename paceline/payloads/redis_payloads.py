@@ -23,7 +23,7 @@ from paceline.payloads.store import (
     parse_ref,
 )
 from paceline.payloads.transfer_limits import SLICE_BYTES, Patience, limit_s, slices
-from paceline.redis.client import connect
+from paceline.redis.client import connect, present_url
 
 T = TypeVar("T")
 LARGEST = 512 << 20
@@ -39,8 +39,17 @@ def payload_key(run_id: str, task_id: str, attempt: int | str) -> str:
 
 @dataclass(eq=False)
 class _Server:
-    client: Any
+    url: str
     writing: Patience = field(default_factory=Patience)
+    _found: tuple[str, Any] = ("", None)
+
+    @property
+    def client(self) -> Any:
+        """Another one once the listener in front of a run's own Redis has moved."""
+        if (url := present_url(self.url)) != self._found[0]:
+            # Its sockets wait for the largest transfer; each request has a limit by its size.
+            self._found = url, connect(url, timeout_s=limit_s(LARGEST))
+        return self._found[1]
 
 
 class RedisPayloads:
@@ -52,8 +61,7 @@ class RedisPayloads:
         self._run_id = run_id
         self._urls = list(urls)
         self._reading, self._asking = Patience(), Patience()
-        # Its sockets wait for the largest transfer; the limit of each request follows its size.
-        self._servers = [_Server(connect(url, timeout_s=limit_s(LARGEST))) for url in urls]
+        self._servers = [_Server(url) for url in urls]
 
     async def put(self, payloads: Mapping[Ref, bytes]) -> None:
         async def write(server: _Server, refs: Refs) -> None:

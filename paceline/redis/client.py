@@ -9,6 +9,7 @@ full disk of the server have a name and a remedy; the words stand in the leader'
 ``paceline status`` as the run's phase, and in ``paceline why``.
 """
 
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -64,6 +65,25 @@ def parse_sentinel(url: str) -> SentinelUrl | None:
     )
 
 
+_PORT = re.compile(r"(?<=:)\d+(?=/0\?\S*ssl_ca_data=)")
+"""Port in the URL of the listener in front of a run's own Redis."""
+_moved: list[str] = []
+
+
+def front_port(url: str) -> int:
+    """0: the URL is no such one."""
+    return int(found[0]) if (found := _PORT.search(url)) else 0
+
+
+def front_moved(port: int) -> None:
+    """That listener has this ``port`` now, whatever the URLs of this process say; 0: as before."""
+    _moved[:] = [str(port)] if port else _moved
+
+
+def present_url(url: str) -> str:
+    return _PORT.sub(_moved[0], url) if _moved else url
+
+
 def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 64) -> Any:
     """A ``redis.asyncio.Redis`` for ``url`` that returns bytes and follows a Sentinel's master."""
     return _client("redis.asyncio", url, timeout_s, max_connections=max_connections)
@@ -78,6 +98,7 @@ def _client(package: str, url: str, timeout_s: float, **pool: int) -> Any:
     """``package``: redis or redis.asyncio. Imported on demand."""
     from redis.backoff import NoBackoff
 
+    url = present_url(url)
     redis, retry, sentinel = (import_module(package + part) for part in ("", ".retry", ".sentinel"))
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,

@@ -28,6 +28,7 @@ from paceline.process import waits
 from paceline.process.kernel_state import StallWatch
 from paceline.process.memory_kills import memory_kills
 from paceline.process.structured_log import event
+from paceline.redis.client import front_moved
 from paceline.rpc.client import Backoff, ControlPlane
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -162,6 +163,7 @@ class WorkerSession:
                     if self._closed.is_set() or order <= self._seen:
                         continue
                     self._seen = order
+                    front_moved(directive.redis_port)
                     if directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
                         rejoin = True
                         break

@@ -181,7 +181,7 @@ class Narrow:
 async def store(urls: list[str]) -> AsyncIterator[RedisPayloads]:
     found = RedisPayloads(urls[:1], "r")
     await found._servers[0].client.flushdb()
-    found._servers[0].client = Narrow(found._servers[0].client, 16 * MIB)
+    found._servers[0]._found = urls[0], Narrow(found._servers[0].client, 16 * MIB)
     yield found
     await found.close()
 

@@ -5,7 +5,7 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +15,20 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from controller.fleet.sessions import Sessions
+from controller.ledger import Ledger
+from paceline.config.schema import Config
 from paceline.config.sections.services import RedisConfig
-from paceline.redis import tls_front
-from paceline.redis.client import connect, connect_sync
+from paceline.ids import TaskId
+from paceline.payloads.redis_payloads import RedisPayloads
+from paceline.payloads.store import StoreUnavailable
+from paceline.redis import client, tls_front
+from paceline.redis.client import connect, connect_sync, front_port
 from paceline.redis.server import RedisEndpoint, ensure_redis, out_of_reach, stop_redis
 from paceline.redis.tls_front import front_process
 from paceline.rpc.addresses import bound_socket
+from paceline.rpc.session import WorkerSession
+from paceline.v1 import common_pb2, worker_pb2
 from testbed.patience import patient
 
 CONFIG = RedisConfig(host="0.0.0.0")
@@ -165,6 +173,50 @@ def test_nobody_takes_its_port_over_or_is_sent_a_password(
     assert out_of_reach(tmp_path, CONFIG) == ""
     with connect_sync(url) as client:
         assert client.ping()
+
+
+async def test_workers_that_outlive_all_else_follow_it_to_another_port(
+    endpoint: RedisEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_moved", [])
+    url, ref = endpoint.worker_url_at("127.0.0.1"), (TaskId("t1"), 1)
+    store = RedisPayloads([url], "r")
+    await asyncio.to_thread(reach, url, LOGIN)  # the front has started
+    await store.put({ref: b"x"})
+    stop_redis(tmp_path)
+    with socket.create_server(("0.0.0.0", front_port(url))):
+        moved = ensure_redis(tmp_path, CONFIG).worker_url_at("127.0.0.1")
+        with pytest.raises(StoreUnavailable):
+            await store.get([ref])
+        sessions = Sessions(1, Ledger(), redis_port=front_port(moved))
+        told = sessions.refresh(sessions.open(worker_pb2.Report()))
+        assert told is not None and told.redis_port == front_port(moved) != front_port(url)
+        await hear(told)
+        await asyncio.to_thread(reach, moved, LOGIN)
+        assert await store.get([ref]) == [b"x"]
+        with connect_sync(url) as meeting:
+            assert meeting.ping()
+    await store.close()
+
+
+async def hear(directive: worker_pb2.Directive) -> None:
+    """The directive reaches a worker's session."""
+    control: Any = SimpleNamespace(address="a", prefer=lambda _: None, leave=lambda _: None)
+    session = WorkerSession(
+        control,
+        worker_id="w",
+        role=common_pb2.ROLE_ROLLOUT,
+        config=Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}}),
+        report=worker_pb2.Report,
+    )
+    directive.term, directive.lifecycle = 2, worker_pb2.LIFECYCLE_RUNNING
+
+    async def connect(_: str) -> AsyncIterator[worker_pb2.Directive]:
+        yield directive
+        session._closed.set()
+
+    session._connect = connect  # type: ignore[method-assign]
+    await session.run()
 
 
 def test_it_ends_with_its_directory(endpoint: RedisEndpoint, tmp_path: Path) -> None:
