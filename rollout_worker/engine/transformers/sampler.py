@@ -59,22 +59,20 @@ def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArra
     """Draws one token per row. ``logits``: float32 [rows, vocabulary]; may be overwritten. Returns
     tokens int64 [rows] and the log-probability of each under the distribution it was drawn from,
     float32 [rows]. A row whose logits are not finite has a log-probability that is not."""
-    token = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    logprob = torch.empty(len(logits), device=logits.device)
     filtered = rows.filtered
-    for where, kind in (
-        (~(rows.greedy | filtered), _plain),
-        (rows.greedy, _greedy),
-        (filtered, _filtered),
-    ):
-        index = np.flatnonzero(where)
-        if len(index) == len(logits):
+    plain = ~(rows.greedy | filtered)
+    kinds = ((plain, _plain), (rows.greedy, _greedy), (filtered, _filtered))
+    for where, kind in kinds:
+        if where.all():
             token, logprob = kind(logits, rows)
-            break
-        if len(index):
+            return token.cpu().numpy(), logprob.cpu().numpy()
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(logits), device=logits.device)
+    for where, kind in kinds:
+        if len(index := np.flatnonzero(where)):
             at = on_device(index, logits.device)
-            token[at], logprob[at] = kind(logits[at], rows.take(index))
-    return token.cpu().numpy(), logprob.cpu().numpy()
+            tokens[at], logprobs[at] = kind(logits[at], rows.take(index))
+    return tokens.cpu().numpy(), logprobs.cpu().numpy()
 
 
 def draw(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
