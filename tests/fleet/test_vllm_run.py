@@ -1,8 +1,10 @@
 """A whole run on vLLM: digit sort for a few steps, with swaps under running requests."""
 
+import re
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from testbed.fleets.local_run import ROOT, Up
 from tests.fixtures.engines import needs_vllm
@@ -38,6 +40,12 @@ def test_a_short_run_on_vllm(tmp_path: Path, lora: bool) -> None:
     finally:
         up.close()
     summary = up.assert_sound(steps=STEPS)
+    if lora:
+        # No more travels than the adapters.
+        adapters = load_file(Path(summary["export"]) / "adapter_model.safetensors").values()
+        log = (tmp_path / "run" / "logs" / "policy-0.log").read_text()
+        sent = [int(size) for size in re.findall(r" weights sent .* bytes=(\d+)", log)]
+        assert sent and max(sent) <= 1.05 * sum(adapter.nbytes for adapter in adapters)
     steps = [row for row in up.metrics() if row["kind"] == "step"]
     assert all(row["logprob_gap_mean"] < 0.05 for row in steps), steps
     fresh = [row for row in steps if row["staleness_max"] == 0]

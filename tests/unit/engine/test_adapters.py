@@ -26,7 +26,7 @@ from rollout_worker.engine.transformers import engine as transformers_engine
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from testbed.tiny_model import make_tiny_model
 from tests.fakes import vllm_faults
-from tests.fixtures.engines import ENGINES, Reference, make_test_engine, needs_vllm, tiny_config
+from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
 
 PROMPT = [13, 5, 8, 3, 14]
 LORA = LoraConfig(rank=4, alpha=6.0, targets=["q_proj", "v_proj", "o_proj", "mlp.*"])
@@ -65,13 +65,21 @@ def assert_logprobs(model: Reference, sample: Completion) -> None:
     np.testing.assert_allclose(sample.logprobs, model.logprobs(PROMPT, sample), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        ("fused", 1),
+        ("general", 1),
+        pytest.param("vllm", 1, marks=needs_vllm),
+        pytest.param("vllm", 2, marks=[needs_vllm, pytest.mark.long]),
+    ],
+)
 async def test_log_probs_are_those_of_the_merged_model_before_and_after_a_swap(
-    kind: str, path: Path
+    kind: str, ranks: int, path: Path
 ) -> None:
     versions = [adapters(path, seed) for seed in (0, 1)]
     models = [merged(path, tensors) for tensors in versions]
-    engine: Any = make_test_engine(kind, config_of(path))
+    engine: Any = make_test_engine(kind, config_of(path, tensor_parallel=ranks))
     await engine.start()
     try:
         assert engine.version == -1
