@@ -15,6 +15,7 @@ from controller.diagnosis.evidence import (
 )
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.state.fleet import Worker
+from paceline.errors import plural
 from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, FaultCause, Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.worker_pools import role_of, scorer_of
@@ -178,9 +179,9 @@ def lost(e: Evidence) -> Diagnosis | None:
     for pool, wanted in e.desired.items():
         alive = len(e.state.fleet.living_in(pool))
         gone = [w for w in e.state.fleet.workers.values() if w.pool == pool and w.death in DEATHS]
-        # "policy replicas", "scorers helpful".
-        words = f"{Role(role_of(pool)).words}s {scorer_of(pool)}".rstrip()
-        at_work.append(f"{min(alive, wanted)} of {wanted} {words}")
+        # "2 policy replicas", "1 scorer helpful".
+        words = f"{plural(wanted, Role(role_of(pool)).words)} {scorer_of(pool)}".rstrip()
+        at_work.append(f"{min(alive, wanted)} of {words}")
         dead += gone[: max(0, wanted - alive)]
     if not dead:
         return None

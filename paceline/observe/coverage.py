@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.dataset.data_order import DataOrder, DataSource
+from paceline.errors import plural
 from paceline.observe.vocabulary import EventType
 
 Spans = list[int]
@@ -232,7 +233,7 @@ class CoverageReport:
         ):
             rows = ", ".join(f"row {row} of epoch {epoch}" for epoch, row in named[:5])
             if many:
-                yield f"{many} rows were {what}: {rows}"
+                yield f"{plural(many, 'row')} {what}: {rows}"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "skipped": self.skipped, "twice": self.twice}

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.errors import plural
 from paceline.observe.vocabulary import ATTRIBUTED, NO_FAULT, EventType, FaultCause
 
 KEPT = 256  # Newest faults that are kept one by one
@@ -262,7 +263,7 @@ class Faults:
         causes = ", ".join(f"{c.replace('_', ' ')} {n}" for c, n in self._ranked())
         lost_s = sum(round(self.lost_by_cause.get(c, 0.0), 3) for c in self.by_cause)
         text = (
-            f"{self.count} fault{'s' if self.count > 1 else ''} so far, {self.attributed} with a "
+            f"{plural(self.count, 'fault')} so far, {self.attributed} with a "
             f"known cause ({causes}), cost {lost_s:.1f} s of training"
         )
         if self.training_share is not None:

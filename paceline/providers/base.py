@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.errors import plural
 from paceline.observe.fleet_file import FleetRecord, supervisor_gone
 from paceline.v1 import admin_pb2, common_pb2
 from paceline.worker_pools import in_order, role_of, scorer_of
@@ -113,7 +114,8 @@ class NoProvider(Provider):
         scorer = f" --scorer {scorer_of(pool)}" if scorer_of(pool) else ""
         addresses = ",".join(c.address for c in status.controllers if c.state != "silent")
         command = f"paceline {role_of(pool)} CONFIG{scorer} --controllers {addresses}"
-        return f"{missing} of {desired} {pool} workers are missing: start them with `{command}`"
+        counted = f"{missing} of {plural(desired, f'{pool} worker')}"
+        return f"{counted} {'is' if missing == 1 else 'are'} missing: start them with `{command}`"
 
 
 def leader_provider(config: Config, run_dir: str, drain: Drain) -> Provider | None:

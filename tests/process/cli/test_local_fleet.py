@@ -470,9 +470,13 @@ async def test_an_interrupt_while_a_fleet_is_taken_over_stops_it_with_a_checkpoi
         beside.close()
         return "interrupted", "stopped after step 3"
 
+    def adopt(_: Fleet) -> int:
+        seen.append("adopted")
+        return 1
+
     monkeypatch.setattr(run, "ensure_redis", no_redis)
     monkeypatch.setattr(Run, "_write_start", interrupted)
-    monkeypatch.setattr(Fleet, "adopt_all", lambda _: seen.append("adopted"))
+    monkeypatch.setattr(Fleet, "adopt_all", adopt)
     monkeypatch.setattr(watch.RunWatch, "until_end", stopped)
     assert (await taken.run())["reason"] == "stopped after step 3"
     assert seen == ["adopted"]

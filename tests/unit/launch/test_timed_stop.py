@@ -1,4 +1,5 @@
-"""Stages of a stop, by its time limit, and a stop while no controller answers or none leads yet."""
+"""Watch over a run: its start, and the stages of a stop, also while no controller answers or none
+leads yet."""
 
 import asyncio
 from pathlib import Path
@@ -74,6 +75,11 @@ async def test_no_time_at_all_means_at_once() -> None:
     assert [request.stage for request in controller.asked("Suspend")] == [AT_ONCE]
 
 
+LOADS = admin_pb2.WhyReply(
+    because="loading the model /m", culprit=admin_pb2.Culprit(name="policy-0")
+)
+
+
 class Stop:
     overdue = True
 
@@ -90,8 +96,9 @@ def watch_of(run_dir: Path, reconcile: Any) -> tuple[RunWatch, Interrupts]:
     console: Any = SimpleNamespace(note=lambda _: None, show=lambda _: None)
     failed = asyncio.get_running_loop().create_future()
     specs = SimpleNamespace(run_dir=run_dir)
+    control: Any = AdminControl(Why=LOADS)
     fleet: Any = SimpleNamespace(
-        failed=failed, reconcile=reconcile, specs=specs, config=config, control=None
+        failed=failed, reconcile=reconcile, specs=specs, config=config, control=control
     )
     interrupts = Interrupts(lambda: None, lambda: None)
     return RunWatch(console, fleet, interrupts), interrupts
@@ -141,6 +148,20 @@ async def test_a_run_whose_directory_was_replaced_has_failed(
         async with asyncio.timeout(60.0):
             status, reason = await run.until_end(nothing())
         assert status == "failed" and f"{run_dir} was removed" in reason
+
+
+async def test_what_the_first_step_waits_for_is_said_once(
+    replies: list[admin_pb2.StatusReply], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A start was silent for up to a minute."""
+    monkeypatch.setattr(watch, "START_EVERY_S", 0.0)
+    run, _ = watch_of(tmp_path, nothing)
+    told: list[str] = []
+    run.console.note = told.append  # type: ignore[method-assign, assignment]
+    replies += [admin_pb2.StatusReply(phase="waiting", step=step) for step in (0, 0, 1)]
+    while replies:
+        await run.poll()
+    assert told == ["waiting for policy-0, loading the model /m"]
 
 
 @pytest.mark.parametrize(

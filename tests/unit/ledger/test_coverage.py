@@ -57,7 +57,7 @@ def test_a_cursor_that_ran_ahead_is_reported_with_the_rows_it_skipped(run: Drive
     rows = [task_row(1, ordinal, 10, True) for ordinal in (4, 5)]
     assert report.skipped_rows == rows
     (line,) = report.problems()
-    assert line.startswith(f"2 rows were skipped: row {rows[0][1]} of epoch 0")
+    assert line.startswith(f"2 rows skipped: row {rows[0][1]} of epoch 0")
 
 
 def test_a_row_that_is_finished_twice_is_reported(run: Driven) -> None:
