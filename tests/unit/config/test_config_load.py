@@ -182,6 +182,10 @@ def test_weights_are_relayed_where_they_go_through_host_memory_in_any_case(
     assert (config.relay_fanout, config.weights_through_host) == (fanout, through_host)
 
 
+LEND = ["fleet.sharing=lend"]
+TWO_PAIRS = ["fleet.policy=2", "fleet.rollout=2"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -189,6 +193,10 @@ def test_weights_are_relayed_where_they_go_through_host_memory_in_any_case(
         (["fleet.rollout_spares=1"], "rollout_spares"),
         (["fleet.autoscale=true", "fleet.policy_max=2", "fleet.rollout_max=2"], "autoscale"),
         (["fleet.provider=ray"], "which pods and actors do not share"),
+        (["fleet.training_pairs=1"], "no effect"),
+        (LEND, "with one pair"),
+        ([*LEND, *TWO_PAIRS, "fleet.training_pairs=2"], "none of 2 pairs"),
+        ([*LEND, *TWO_PAIRS, "train.max_staleness=0"], "always waits"),
     ],
 )
 def test_turns_need_pairs_of_workers_on_one_device(

@@ -47,5 +47,6 @@ def test_scorers_are_scaled_by_name() -> None:
     asked = ScaleBody.model_validate(body)
     assert asked.by_pool == {"scorer:helpful": 3} and asked.expected is not None
     assert asked.expected.by_pool == {"policy": 2, "scorer:helpful": 1}
+    assert ScaleBody.model_validate({"training": 2}).by_pool == {"training": 2}
     with pytest.raises(ValidationError):
         ScaleBody.model_validate({"scorers": {"helpful": -1}})
