@@ -92,7 +92,8 @@ def engine(config: Config) -> Findings:
     name = config.rollout.engine
     if ":" not in name or config.recorded:
         return
-    yield from try_import("rollout_worker.engine.choice", name).findings("")
+    turns = config.takes_turns
+    yield from try_import("rollout_worker.engine.choice", name, turns=turns).findings("")
 
 
 def objective(config: Config) -> Findings:

@@ -21,10 +21,7 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
     if config.recorded:
         return NoEngine(config.longest_sequence)
     if ":" in rollout.engine:
-        own = own_engine(rollout.engine)
-        if config.takes_turns:
-            check_parks(rollout.engine, own)
-        engine: Engine = own(config, tokenizer)
+        engine: Engine = own_engine(rollout.engine, turns=config.takes_turns)(config, tokenizer)
         return engine
     if rollout.engine == "transformers":
         if rollout.on_update != "keep":
@@ -42,9 +39,10 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
     return VLLMEngine(config, tokenizer)
 
 
-def own_engine(name: str) -> type[Any]:
+def own_engine(name: str, *, turns: bool = False) -> type[Any]:
     """The class, which is made from the whole configuration and the tokenizer. Raises EngineError
-    if it cannot be found, is no Engine, or lacks a method."""
+    if it cannot be found, is no Engine, or lacks a method. ``turns``: it has to give its device
+    up."""
     try:
         found = find(name)
     except NotFound as error:
@@ -58,23 +56,20 @@ def own_engine(name: str) -> type[Any]:
         raise EngineError(
             f"rollout.engine = {name!r} lacks {missing}: define what Engine declares abstract"
         )
-    return found
-
-
-def check_parks(name: str, engine: type[Any]) -> None:
-    """Raises EngineError if it cannot take turns."""
-    if engine.park is Engine.park or engine.unpark is Engine.unpark:
+    if turns and (found.park is Engine.park or found.unpark is Engine.unpark):
         raise EngineError(
-            f'rollout.engine = {name!r} cannot take turns (fleet.sharing = "turns"): define its '
-            "park() and unpark(), or give the engine a device of its own"
+            f"rollout.engine = {name!r} cannot share a device (fleet.sharing): define its park() "
+            "and unpark(), or give engines devices of their own"
         )
+    return found
 
 
 def main() -> int:
     """Imports an engine as a rollout worker does: ``python -P -m rollout_worker.engine.choice
     package.module:Class``. The exit status is 2, with one line on standard error, if it cannot be
     used."""
-    own_engine(asked()["name"])
+    given = asked()
+    own_engine(given["name"], turns=given.get("turns", False))
     return 0
 
 

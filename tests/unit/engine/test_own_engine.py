@@ -58,6 +58,12 @@ def test_the_named_engine_is_made_from_config_and_tokenizer(tmp_path: Path) -> N
     assert type(make_engine(config, PromptTokenizer(config))).__name__ == "Whole"
 
 
+def test_an_engine_that_cannot_give_its_device_up_takes_no_turns() -> None:
+    with pytest.raises(EngineError, match=r"define its park\(\) and unpark\(\)"):
+        own_engine("tests.fakes.engine:FakeEngine", turns=True)
+    assert own_engine("own_engines:Whole", turns=True)
+
+
 @pytest.mark.heavy
 def test_a_run_with_such_an_engine_is_refused_before_it_starts(tmp_path: Path) -> None:
     from paceline.config.load import load_config
