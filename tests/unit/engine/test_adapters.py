@@ -137,6 +137,8 @@ async def test_adapters_that_never_arrive_in_vllm_are_noticed_at_the_first_sync(
     engine: Any = make_test_engine("vllm", config_of(path))
     await engine.start()
     try:
+        names = "lm_head.lora_A.weight", "model.layers.0.mlp.up_proj.lora_B.weight"
+        assert await engine._client.ranks("paceline_without_slot", [*names]) == [["lm_head"]]
         for kind in "renamed", "left out: layers.1.self_attn.v_proj", "scaled twice":
             fault.write_text(kind)
             with pytest.raises(ParametersDiffer, match="the parameters differ in"):
