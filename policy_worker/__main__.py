@@ -5,7 +5,8 @@ Under torchrun's environment it is the rank of a replica that the environment na
 worker that the controller knows. Rank 0 of any other replica starts the ranks above it by this
 command, too, without arguments.
 
-Exit status: 0 after the run has ended, 2 for bad input (one line on standard error), else 1.
+Exit status: 0 after the run has ended, 2 for bad input (one line on standard error), 75 for
+what can pass, else 1.
 """
 
 import argparse
