@@ -275,7 +275,8 @@ def _components(result: Any) -> dict[str, float] | None:
     if isinstance(result, Mapping):
         if not 0 < len(result) <= _MOST:
             raise _bad(f"it returned {len(result)} rewards, 1 to {_MOST} allowed")
-        return {str(name)[:64]: _number(value) for name, value in result.items()}
+        names = [str(name)[:64].encode(errors="backslashreplace").decode() for name in result]
+        return dict(zip(names, map(_number, result.values()), strict=True))
     return {COMPONENT: _number(result)}
 
 

@@ -343,6 +343,12 @@ async def test_a_failing_environment_returns_the_group_with_the_reason(
         assert await stage.produce(lease_of()) == refused
 
 
+async def test_a_reward_by_a_name_that_has_no_encoding_is_escaped(model: Path) -> None:
+    async with staged(model, returning({"\ud83d": 2.0}), lambda prompt: "a") as stage:
+        group = await stage.group()
+        assert dict(group.completions[0].reward_components) == {"\\ud83d": 2.0}
+
+
 async def test_what_an_environment_leaves_behind_ends_nobody_else(model: Path) -> None:
     """A task of its own that ends the process, and a loop that is stopped."""
 
