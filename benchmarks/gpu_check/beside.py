@@ -1,5 +1,6 @@
 """What publishing and checkpointing take from training beside them."""
 
+import gc
 import itertools
 import statistics
 import tempfile
@@ -32,11 +33,14 @@ def beside_training(device: torch.device, shape: Shape, row_tokens: int) -> list
         training.step()
     alone = statistics.median(training.step() for _ in range(STEPS))
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-check-") as name:
-        return [
+        rows = [
             {"model": shape.name, "row": row_tokens, "step alone, s": alone},
             _publishing(training, alone, Path(name)),
             _checkpoint(training, alone, Path(name)),
         ]
+    del training
+    gc.collect()
+    return rows
 
 
 class Training:
