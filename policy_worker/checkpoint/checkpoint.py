@@ -406,9 +406,10 @@ def meta_of(path: Path) -> dict[str, Any]:
         meta: dict[str, Any] = json.loads((path / META).read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a complete checkpoint: it has no {META}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / META} cannot be read: {error}") from None
-    if (found := meta.get("format")) != FORMAT:
+    found = meta.get("format") if isinstance(meta, dict) else "of something else"
+    if found != FORMAT:
         raise CheckpointError(f"{path} has format {found}, this version reads {FORMAT}")
     for name in meta["files"]:
         if Path(name).name != name:

@@ -184,6 +184,8 @@ def test_delete_removes_only_checkpoints_of_this_run(config, checkpointer, tmp_p
         (lambda p: p.rename(p.with_name("gone")), "no such checkpoint"),
         (lambda p: (p / META).unlink(), "not a complete checkpoint"),
         (lambda p: (p / META).write_text("{"), "cannot be read"),
+        (lambda p: (p / META).write_text("[" * 100_000), "cannot be read"),
+        (lambda p: (p / META).write_text("[]"), "format of something else"),
         (lambda p: (p / VOID).touch(), "is void"),
         (lambda p: next(p.glob("shard-*")).unlink(), "is missing"),
         (lambda p: _flip_byte(next(p.glob("shard-*")), -1), "is damaged"),
