@@ -11,7 +11,7 @@ import torch
 
 from rollout_worker.engine.base import Completion, Engine, Finish, Request, SamplingParams
 from testbed.tiny_model import make_endless_model
-from tests.fixtures.engines import ENGINES, Reference, make_test_engine, tiny_config
+from tests.fixtures.engines import Reference, each_engine, make_test_engine, tiny_config
 
 PROMPT = np.array([13, 5, 8, 3, 14], np.int32)
 EVERY = 16
@@ -47,7 +47,7 @@ class Watched:
         return await self.engine.generate(Request("a", PROMPT, params, count, prefixes))
 
 
-@pytest_asyncio.fixture(params=ENGINES, loop_scope="module", scope="module")
+@pytest_asyncio.fixture(params=each_engine(), loop_scope="module", scope="module")
 async def started(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Engine]:
     engine = make_test_engine(request.param, tiny_config(model, max_tokens=400))
     await engine.start()
