@@ -1,5 +1,6 @@
 """The autoscaler: within its bounds, calm, never back and forth; also of scorers."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -223,6 +224,7 @@ def leader_of(run: Driven, scorer: dict[str, Any], queued: float, **fleet: Any) 
 
     return SimpleNamespace(
         ledger=run.ledger,
+        clock=time,
         sessions=SimpleNamespace(of=lambda *key: SimpleNamespace(report=report)),
         context=SimpleNamespace(config=config),
         group_commit=SimpleNamespace(append_s=0.0),
