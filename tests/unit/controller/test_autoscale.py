@@ -253,7 +253,7 @@ def measured(leader: Any, steps: int = 8) -> Autoscaling:
         leader.ledger.state.steps.metrics.update(metrics)
         leader.flow.commit(metrics)
         autoscaling.sample(leader.ledger.state)
-        autoscaling.committed(leader.ledger.state)
+        autoscaling.committed(leader.ledger.state, autoscaling.waits(leader.ledger.state))
     return autoscaling
 
 
