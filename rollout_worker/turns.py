@@ -44,6 +44,10 @@ class Turns:
     gauges: dict[str, float] = field(default_factory=dict)
     """Seconds of the newest switches, by part."""
     turn: Turn = field(default_factory=Turn)
+    switch: str = ""
+    """Part of a switch that is under way."""
+    switched: int = 0
+    """Parts of switches that are done."""
     _wanted: worker_pb2.Seat = field(default_factory=worker_pb2.Seat)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _started: asyncio.Event = field(default_factory=asyncio.Event)
@@ -59,6 +63,12 @@ class Turns:
         if directive.seat != self._wanted:
             self._wanted = directive.seat
             self._news.set()
+
+    @property
+    def limited(self) -> bool:
+        """A switch is under way, and a worker that gets no further in it is useless. A first start
+        may take as long as one outside turns: it loads a model."""
+        return bool(self.switch) and self._started.is_set()
 
     async def until_failure(self) -> None:
         """Raises EngineError once the engine has died by itself, after its start."""
@@ -83,13 +93,11 @@ class Turns:
             self.tasks.held.room.set()
 
     async def _occupy(self) -> None:
-        with self._timed("unpark_s"):
-            if self._started.is_set():
-                await self.engine.unpark()
-            else:
-                await self.start()
-                self._started.set()
-        with self._timed("unpark_load_s"):
+        started = self._started.is_set()
+        with self._timed("unpark_s", "taking the device" if started else "starting the engine"):
+            await (self.engine.unpark() if started else self.start())
+        self._started.set()
+        with self._timed("unpark_load_s", "loading the weights"):
             await self.loading.resume()
         self._ready = True
         s, load_s = self.gauges["unpark_s"], self.gauges["unpark_load_s"]
@@ -97,20 +105,21 @@ class Turns:
 
     async def _park(self) -> None:
         self._ready = False
-        with self._timed("hand_back_s"):
+        with self._timed("hand_back_s", "handing tasks back"):
             try:
                 async with asyncio.timeout(PARTIAL_S):
                     await self.tasks.leave_partial_work(Stage.GENERATING)
             except TimeoutError:
                 event(log, "partial work not stored", logging.WARNING)
             self.tasks.hand_back(DEVICE_TAKEN, Stage.GENERATING)
-        with self._timed("park_s"):
+        with self._timed("park_s", "giving the device up"):
             await self.loading.pause()
             await self.engine.park()
         event(log, "parked", hand_back_s=self.gauges["hand_back_s"], s=self.gauges["park_s"])
 
     @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        begun = time.monotonic()
+    def _timed(self, part: str, doing: str) -> Iterator[None]:
+        begun, self.switch = time.monotonic(), doing
         yield
+        self.switch, self.switched = "", self.switched + 1
         self.gauges[part] = time.monotonic() - begun

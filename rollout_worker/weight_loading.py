@@ -7,7 +7,6 @@ it comes back (turns).
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
 from concurrent.futures import CancelledError, Future
@@ -108,13 +107,18 @@ class WeightLoader:
             pass
 
     async def resume(self) -> None:
-        """Loads the newest that came so far, and from now on those that come. Weights that do not
-        load are counted, as those that come are; a new link brings them again."""
+        """Loads the newest that came so far, and from now on those that come. What does not load is
+        tried again from here: no link brings again what has arrived. Raises EngineError once the
+        worker ends for it."""
         async with self._loads:
             self._paused = False
-            if self._newest is not None:
-                with contextlib.suppress(SwapFailed, ParametersDiffer):
+            while self._newest is not None:
+                try:
                     await self._load(self._newest)
+                    break
+                except (SwapFailed, ParametersDiffer):
+                    if self._failed >= LOAD_TRIES or self._distrusted >= PARITY_TRIES:
+                        raise
 
     async def load(self, staged: StagedWeights) -> None:
         """Loads them, or keeps them for resume()."""

@@ -79,8 +79,13 @@ class RolloutReport:
             "scoring_capacity": float(self.scorer.capacity if self.scorer else 0),
             "lease_s": self.tasks.round_trip_s,
         }
+        progress, busy = (
+            stats.tokens + stats.samples + stats.swaps + outbox.submitted,
+            in_engine > 0,
+        )
         if self.turns is not None:
             gauges |= self.turns.gauges
+            progress, busy = progress + self.turns.switched, busy or self.turns.limited
         links: list[int] = []
         if self.receiver is not None:
             links += self.receiver.formed_generations()
@@ -90,9 +95,9 @@ class RolloutReport:
                 gauges["relayed_bytes"] = float(self.receiver.relay.sent_bytes)
         return worker_pb2.Report(
             lifecycle=self.lifecycle.state,
-            progress=stats.tokens + stats.samples + stats.swaps + outbox.submitted,
+            progress=progress,
             # Waiting for rewards or for the controller has limits of its own.
-            busy=in_engine > 0,
+            busy=busy,
             held_leases=[task.lease.task for task in held],
             state_version=-1,
             loaded_version=engine.version,
@@ -107,6 +112,8 @@ class RolloutReport:
         )
 
     def _activity(self, in_engine: int) -> str:
+        if self.turns is not None and (switch := self.turns.switch):
+            return switch
         if self.turns is not None and self.turns.turn.parked:
             return "parked"
         if self.tasks.engine.version < 0:

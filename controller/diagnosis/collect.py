@@ -80,6 +80,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         own_waits=own,
         workers=() if leader is None else tuple(_worker(leader, w, now) for w in living),
         sessionless=_sessionless(controller, now),
+        now_t=controller.clock.time(),
         since_commit_s=max(0.0, controller.clock.time() - began_t) if began_t else 0.0,
         usual_step_s=state.steps.metrics.get("step_s", 0.0),
         provider_trouble=leader.provider_trouble if leader is not None else "",

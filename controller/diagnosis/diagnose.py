@@ -100,6 +100,7 @@ RULES: tuple[Rule, ...] = (
     stores.payloads,
     stores.dataset,
     stores.leadership,
+    workers.holders,
     partial(workers.absent, Role.POLICY),
     *STEP,
     partial(workers.absent, Role.ROLLOUT),

@@ -171,6 +171,7 @@ class Evidence:
     own_waits: tuple[Wait, ...] = ()
     workers: tuple[WorkerEvidence, ...] = ()
     sessionless: tuple[Process, ...] = ()
+    now_t: float = 0.0  # Unix seconds
     since_commit_s: float = 0.0  # since the newest commit, or since the run began
     usual_step_s: float = 0.0  # 0: unknown
     provider_trouble: str = ""

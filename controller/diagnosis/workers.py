@@ -2,6 +2,7 @@
 work."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from controller.diagnosis.evidence import (
     Culprit,
@@ -105,6 +106,29 @@ def anyone_silent(e: Evidence) -> Diagnosis | None:
     """A silent worker that nobody waits for yet."""
     worker = e.quietest(e.workers)
     return None if worker is None else silent_worker(e, worker, "the run")
+
+
+def holders(e: Evidence) -> Diagnosis | None:
+    """A worker that was asked for its seat and has not parked, or that loads a model in its first
+    turn. The other side of the seat waits for it."""
+    for seat in e.state.fleet.seats.by_name.values():
+        worker = e.of(seat.holder[0]) if seat.holder is not None else None
+        # A replica that is asked for its seat leaves after the open step: see there.
+        if worker is None or (worker.role is Role.POLICY and e.state.steps.open is not None):
+            continue
+        if not seat.asked:
+            if worker.waits_for(WaitKind.MODEL, WaitKind.HUB) is not None:
+                return _starts(e, worker)
+            continue
+        asked_s = max(0.0, e.now_t - seat.since)
+        if asked_s <= max(START_S, e.late_s):
+            continue
+        if e.silent(worker) or worker.suspect:
+            return silent_worker(e, worker, f"seat {seat.name}")
+        why = f"which was asked for it ({seat.why}) and has not parked"
+        found = slow_worker(e, worker, f"seat {seat.name}", None, asked_s)
+        return replace(found, because=f"{why}, {found.because}")
+    return None
 
 
 def absent(role: Role, e: Evidence) -> Diagnosis | None:

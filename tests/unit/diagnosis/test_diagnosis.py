@@ -130,6 +130,23 @@ def without_memory(*loaded: str) -> Evidence:
     return evidence(run)
 
 
+def taking_turns(asked_s: float, *, by_step: bool = True, **holder: Any) -> Evidence:
+    """p0 and r0 share a seat, and r0 has it; with ``by_step`` it was asked for it."""
+    run = Driven(max_staleness=0, late_groups="drop", steps=2)
+    for name in "p0", "r0":
+        run.register(name, seat="b/0")
+        run.observe(name)
+    run.observe("p0", state=0)
+    run.do(cmd.report_seat("p0", run.current["p0"], run.directive("p0").seat.grant, True))
+    run.observe("r0", loaded=0)
+    if by_step:
+        run.fill("r0", 4)
+        run.do(cmd.settle_turn())
+    seat = run.state.fleet.seats.by_name["b/0"]
+    assert seat.holder[0] == "r0" and seat.asked == by_step
+    return evidence(run, worker("r0", **holder), now_t=seat.since + asked_s)
+
+
 def last_evaluation() -> Evidence:
     """All steps are committed, and the worker generates for the evaluation after the last."""
     run = Driven.fleet("p0", "r0", steps=1, eval_rows=4, eval_every=1)
@@ -200,6 +217,7 @@ def over(phase: Phase, reason: str) -> Evidence:
     return evidence(run, since_commit_s=NIGHT_S, usual_step_s=0.5)
 
 
+PARKS: dict[str, Any] = {"activity": "giving the device up", "wedged_in_s": 260.0}
 AWAY: dict[str, Any] = {"trouble": "waiting for Redis (TimeoutError)", "trouble_s": 4.0}
 COMPUTES = {"wedged_in_s": 299.0, "activity": "step 1: computing 2 groups"}
 NO_LEADER: dict[str, Any] = {"leads": False, "controller_id": "c1", "lease": LeaseEvidence()}
@@ -268,6 +286,11 @@ STATES: dict[str, Callable[[], Evidence]] = {
     "two of four workers are dead": lambda: without("p1", "r1"),
     "all replicas are dead": lambda: without("p0", "p1"),
     "the last evaluation": last_evaluation,
+    "a seat is asked for": lambda: taking_turns(2.0, **PARKS),
+    "a worker does not park": lambda: taking_turns(40.0, **PARKS, still_s=40.0),
+    "a worker loads its model in its first turn": lambda: taking_turns(
+        900.0, by_step=False, waits=(wait(WaitKind.MODEL, "loading the model /m", "/m", 900.0),)
+    ),
     "nothing is learned": lambda: running(unlearned="learns next to nothing"),
     "finished": lambda: over(Phase.FINISHED, ""),
     "failed": lambda: over(Phase.FAILED, "no replica is left"),

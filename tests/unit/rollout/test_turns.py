@@ -10,9 +10,11 @@ import pytest
 from paceline.rpc.turn import Turn
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
-from rollout_worker.held_tasks import Stage
+from rollout_worker.engine.base import EngineStats, ParametersDiffer, SwapFailed
+from rollout_worker.held_tasks import HeldTasks, Stage
 from rollout_worker.turns import DEVICE_TAKEN, Turns
-from rollout_worker.weight_loading import WeightLoader
+from rollout_worker.weight_loading import LOAD_TRIES, PARITY_TRIES, WeightLoader
+from rollout_worker.worker_report import RolloutReport
 
 
 def seat(grant: int, *, hold: bool) -> worker_pb2.Seat:
@@ -49,6 +51,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.done: list[Any] = []
+        self.failures: list[Exception] = []
+        """Of the loads that come next."""
         self.engine = SimpleNamespace(version=-1)
         self.engine.park, self.engine.unpark = self.noting("park"), self.noting("unpark")
         self.engine.load_weights = self.load_weights
@@ -57,7 +61,8 @@ class Worker:
         self.tasks.hand_back = lambda *what: self.done.append(("back", *what))
         session: Any = SimpleNamespace(poke=lambda: self.done.append(said(self.turns.turn)))
         loop = asyncio.get_running_loop()
-        self.loading = WeightLoader(session, self.tasks, Mock(), loop, turns=True)
+        self.lifecycle = Mock(state=worker_pb2.LIFECYCLE_RUNNING)
+        self.loading = WeightLoader(session, self.tasks, self.lifecycle, loop, turns=True)
         given: Any = session, self.engine, self.tasks, self.loading
         self.turns = Turns(*given, start=self.noting("start"))
 
@@ -66,6 +71,8 @@ class Worker:
 
     async def load_weights(self, version: int, tensors: object) -> float:
         self.done.append(("load", version))
+        if self.failures:
+            raise self.failures.pop()
         self.engine.version = version
         return 0.0
 
@@ -77,6 +84,7 @@ class Worker:
         for _ in range(50):
             await asyncio.sleep(0)
         following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
         return [what for what in self.done if what != (0, True)]
 
 
@@ -99,3 +107,53 @@ async def test_a_turn_is_reported_before_the_device_is_used_and_after_it_is_free
     assert again[:2] == [(7, False), "unpark"], "the engine is started once"
     assert ("load", 2) in again, "no newer weights came: those it had are loaded again"
     assert set(worker.turns.gauges) == {"park_s", "hand_back_s", "unpark_s", "unpark_load_s"}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "tries"), [(SwapFailed, LOAD_TRIES), (ParametersDiffer, PARITY_TRIES)]
+)
+async def test_weights_that_do_not_load_in_a_new_turn_are_tried_again_and_then_the_worker_ends(
+    kind: type[Exception], tries: int, lasting: bool
+) -> None:
+    """No link brings them again: they are here, and nobody else knows that they are missing."""
+    worker = Worker()
+    await worker.loading.load(StagedWeights(3, {}))
+    worker.failures = [kind("no room")] * (tries - (not lasting))
+    done = await worker.told(1, hold=True)
+    assert done.count(("load", 3)) == tries
+    assert worker.lifecycle.engine_failed.called == lasting
+    assert worker.turns.may_compute != lasting and (worker.engine.version == 3) != lasting
+
+
+@pytest.mark.asyncio
+async def test_a_switch_that_hangs_is_work_without_progress_and_a_first_start_is_none() -> None:
+    """The controller gives up on what is busy without progress; a model may load for long."""
+    worker = Worker()
+    worker.engine.stats = EngineStats
+    worker.tasks.configure_mock(held=HeldTasks(), outbox=Mock(__len__=lambda _: 0, submitted=0))
+    worker.tasks.partials.continued_tokens = worker.tasks.round_trip_s = 0.0
+    parts: Any = worker.lifecycle, worker.tasks, worker.loading, None
+    reports = RolloutReport(*parts, 8, turns=worker.turns)
+    said_meanwhile: list[Any] = []
+
+    def during(*_: object) -> None:
+        report = reports.message()
+        said_meanwhile.append((report.busy, report.activity))
+
+    worker.turns.start.side_effect = during
+    worker.engine.park.side_effect = worker.engine.unpark.side_effect = during
+    progress = [reports.message().progress]
+    for grant, hold in (1, True), (1, False), (2, True), (2, False):
+        await worker.told(grant, hold=hold)
+        progress.append(reports.message().progress)
+        assert not reports.message().busy
+    parking = True, "giving the device up"
+    assert said_meanwhile == [
+        (False, "starting the engine"),
+        parking,
+        (True, "taking the device"),
+        parking,
+    ]
+    assert progress == sorted(set(progress)), "each switch is progress"
