@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from paceline.config.model_files import positions
@@ -11,6 +12,7 @@ from paceline.config.sections.training import ROW_TOKENS
 from paceline.errors import BadInput
 from paceline.model_head import tokens_per_chunk
 from paceline.model_shape import ModelShape, trainer_dtype
+from paceline.worker_pools import POLICY, ROLLOUT, desired_workers, pool_of_worker
 
 GIB = 1 << 30
 GPUS = {
@@ -123,12 +125,13 @@ def fits_side_by_side(config: Config, shape: ModelShape, gpu: Gpu) -> bool:
     return needed <= gpu.bytes * RESERVE
 
 
-def host_bytes(config: Config, shape: ModelShape) -> int:
-    """Host memory of the policy replicas and rollout workers of [fleet], without their programs."""
+def host_bytes(config: Config, shape: ModelShape, here: Collection[str] | None = None) -> int:
+    """Host memory of policy replicas and rollout workers, without their programs: of those named
+    ``here``, or of all of [fleet]."""
+    counts = desired_workers(config) if here is None else Counter(map(pool_of_worker, here))
     policy, *rollout = (sum(plan.host.values()) for plan in memory_plan(config, shape))
-    return config.fleet.policy * config.fleet.policy_ranks * policy + config.fleet.rollout * sum(
-        rollout
-    )
+    replica = config.fleet.policy_ranks * policy
+    return counts[POLICY] * replica + counts[ROLLOUT] * sum(rollout)
 
 
 def settled(config: Config, shape: ModelShape, gpu: Gpu) -> Config:

@@ -57,8 +57,8 @@ def seat_of(config: Config, worker_id: str) -> str:
         return ""
     if not worker_id.rpartition("-")[2].isdecimal():
         raise BadInput(
-            f'--id {worker_id}: fleet.sharing = "turns" pairs policy-N with rollout-N. Give a '
-            "worker that you start yourself such a name"
+            f'--id {worker_id}: fleet.sharing = "{config.fleet.sharing}" pairs policy-N with '
+            "rollout-N. Give a worker that you start yourself such a name"
         )
     return f"seat-{worker_index(worker_id)}" if partner_of(config, worker_id) else ""
 

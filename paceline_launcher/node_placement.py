@@ -91,9 +91,9 @@ def unlike_pairs(config: Config) -> str:
     if not config.takes_turns or replica == engine:
         return ""
     return (
-        f'fleet.sharing = "turns": a policy replica computes on {replica} GPUs and an engine on '
-        f"{engine}, and they take turns at the same ones. Make fleet.policy_ranks and "
-        "rollout.tensor_parallel equal"
+        f'fleet.sharing = "{config.fleet.sharing}": a policy replica computes on {replica} '
+        f"GPUs and an engine on {engine}, and they take turns at the same ones. "
+        "Make fleet.policy_ranks and rollout.tensor_parallel equal"
     )
 
 
@@ -118,8 +118,8 @@ class Placement:
             raise BadInput(unlike)
         if config.takes_turns and 0 < gpus < config.fleet.policy_ranks:
             raise BadInput(
-                f'fleet.sharing = "turns": an engine is on one node, and a policy replica has '
-                f"{config.fleet.policy_ranks} ranks for nodes of {gpus} GPUs. Lower "
+                f'fleet.sharing = "{config.fleet.sharing}": an engine is on one node, and a policy '
+                f"replica has {config.fleet.policy_ranks} ranks for nodes of {gpus} GPUs. Lower "
                 "fleet.policy_ranks and rollout.tensor_parallel"
             )
         self._config, self._nodes, self._gpus = config, nodes, gpus

@@ -123,8 +123,8 @@ class PolicyWorker:
         self.trainer: Trainer
         if config.takes_turns and place is not None and place.size > 1:
             raise BadInput(
-                'fleet.sharing = "turns" needs replicas whose ranks Paceline starts on one host: '
-                "start the policy worker without torchrun's environment"
+                f'fleet.sharing = "{config.fleet.sharing}" needs replicas whose ranks Paceline '
+                "starts on one host: start the policy worker without torchrun's environment"
             )
         if not config.takes_turns:
             self.load()

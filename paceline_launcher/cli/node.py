@@ -159,7 +159,7 @@ def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
         settings = served_settings(this.config, this.place, this.run_dir)
         own_token(this.run_dir)
         here = settings.fleet.provider == "local"
-        check(settings, this.run_dir, workers=here, placed=True)
+        check(settings, this.run_dir, workers=here, placed=_workers_here(this))
         check_no_leader(settings)
         _resolved(this.place.master, wait_s)
         names = ", ".join(_workers_here(this)) or "no worker"
@@ -206,7 +206,7 @@ def _follow(this: _Node, wait_s: float) -> int:
         output.print(text, markup=False, highlight=False, soft_wrap=True)
 
     node = FollowingNode(this.place, this.run_dir, this.job, wait_s, note, this.workers)
-    check(this.config, this.run_dir, control=False, placed=True)
+    check(this.config, this.run_dir, control=False, placed=_workers_here(this))
     home = node_directory(this.run_dir, this.place.rank)
     with locked(home):
         if left := end_leftovers(home):

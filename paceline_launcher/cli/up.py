@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +74,11 @@ def up(
     set_process_limits()
     given = [*(overrides or ()), *from_override(begin_with)]
     settings = load_config(config, given)
-    if turns := turns_needed(settings):
+    turns, why = turns_needed(settings)
+    if turns:
         settings = load_config(config, [*given, 'fleet.sharing="turns"'])
-        typer.echo(turns, err=as_json)
+    if why:
+        typer.echo(why, err=as_json)
     directory = without_links(run_dir or default_run_dir(settings))
     note = check_begins_elsewhere(settings, directory)
     fleet = settings.fleet
@@ -139,11 +141,11 @@ def check(
     fresh: bool = False,
     control: bool = True,
     workers: bool = True,
-    placed: bool = False,
+    placed: Collection[str] | None = None,
 ) -> list[Finding]:
     """Prints warnings. ``control``: Redis and the controllers start on this machine. ``workers``:
-    workers do. ``placed``: they have places among nodes already. Raises BadInput with a line for
-    each check that failed."""
+    workers do. ``placed``: those that have places on this node; default: all. Raises BadInput with
+    a line for each check that failed."""
     from paceline_launcher.preflight.checks import Place, run_checks
     from paceline_launcher.preflight.findings import Start
 

@@ -53,7 +53,7 @@ CHECKS = (
     Check("vllm", _M | _W, machine.vllm),
     Check("C compiler", _W, machine.compiler),
     Check("provider", _W, network.provider),
-    Check("GPU memory", _W, lambda start: machine.gpu_memory(start.config)),
+    Check("GPU memory", _W, lambda start: machine.gpu_memory(start.config, here=start.placed)),
     Check(PLACEMENT, _W, machine.gpu_placement),
     Check("disk", _M | _C, machine.disk),
     Check("earlier run", _C, earlier_run),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,8 +61,8 @@ class Start:
     """The earlier run in ``run_dir`` is to be removed."""
     here: bool = False
     """The fleet is to be started on this machine now."""
-    placed: bool = False
-    """The workers have places among nodes already."""
+    placed: Collection[str] | None = None
+    """Workers that have their places on this node; None: all of [fleet] start here."""
 
     @property
     def config(self) -> Config:

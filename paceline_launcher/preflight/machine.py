@@ -7,14 +7,15 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
 
 import paceline
+from paceline.config.model_files import model_file
 from paceline.config.schema import Config
-from paceline.errors import BadInput
+from paceline.errors import BadInput, plural
 from paceline.memory_plan import Gpu
 from paceline.process.memory_kills import memory_kills
 from paceline.worker_pools import ROLLOUT, desired_workers, worker_name
@@ -164,43 +165,48 @@ def _size(number: float) -> str:
     return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / (1 << 20):.0f} MiB"
 
 
-def gpu_memory(config: Config, gpu: Gpu | None = None) -> Findings:
-    """Checks whether a policy rank and an engine fit. ``gpu``: default, the smallest of this
-    machine."""
-    local = Path(config.model.path).expanduser()
-    if config.model.device == "cpu" or not (local / "config.json").is_file():
+def gpu_memory(
+    config: Config, gpu: Gpu | None = None, here: Collection[str] | None = None
+) -> Findings:
+    """Checks whether a policy rank and an engine fit, and with turns the host. ``gpu``: default,
+    the smallest of this machine. ``here``: workers of this machine; default: all of [fleet]."""
+    if not _has_shape(config):
         return
     from paceline.memory_plan import found_gpu, host_bytes, memory_plan, problems, settled
     from paceline.model_shape import read_shape
 
     # Without a driver there is no GPU, and torch, which takes seconds to import, is not asked.
-    if gpu is None and DRIVER.exists():
+    if gpu is None and config.model.device != "cpu" and DRIVER.exists():
         gpu = found_gpu()
-    if gpu is None:
+    if gpu is None and not config.takes_turns:
         return
     try:
         shape = read_shape(config)
     except BadInput as error:
         yield skip(str(error))
         return
+    if config.takes_turns and (needed := host_bytes(config, shape, here)) > (total := _memory()):
+        # Workers without their turn keep their state there.
+        yield fail(
+            f'fleet.sharing = "{config.fleet.sharing}": the workers of this machine keep '
+            f"{_size(needed)} in host memory, and it has {_size(total)}",
+            "Take fewer workers in [fleet], a host with more memory, or devices of their own for "
+            'both roles (fleet.sharing = "none")',
+        )
+    if gpu is None:
+        return
     wrong = list(problems(memory_plan(settled(config, shape, gpu), shape), gpu))
     yield from (fail(found, remedy) for found, remedy in wrong)
-    if config.takes_turns:
-        yield from _host_memory(host_bytes(config, shape))
     if not wrong:
         yield ok(f"a policy rank and an engine each fit {gpu.name}")
 
 
-def _host_memory(needed: int) -> Findings:
-    """Workers without their turn keep their state on the host."""
-    total = _memory()
-    if needed > total:
-        yield fail(
-            f'fleet.sharing = "turns": the workers of this machine keep {_size(needed)} in host '
-            f"memory, and it has {_size(total)}",
-            "Take fewer workers in [fleet], a host with more memory, or devices of their own for "
-            'both roles (fleet.sharing = "none")',
-        )
+def _has_shape(config: Config) -> bool:
+    """The model's config.json is on this machine: in its directory, or in the hub's cache."""
+    try:
+        return model_file(config.model.path, "config.json").is_file()
+    except (OSError, ValueError, LookupError):
+        return False
 
 
 def _memory() -> int:
@@ -211,24 +217,35 @@ def _memory() -> int:
     return min(total, limit) if limit is not None else total
 
 
-def turns_needed(config: Config, environ: Mapping[str, str] = os.environ) -> str:
-    """Sentence that says why a pair on the only GPU of this machine is to take turns; empty if it
-    need not, or if fleet.sharing is set."""
+def turns_needed(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
+    """True if the pair on the only GPU of this machine is to take turns, and a sentence that says
+    why, or that it is not known. Nothing is decided if fleet.sharing is set."""
     gpus, fleet = machine_gpus(config, environ), config.fleet
     pair = fleet.policy == fleet.rollout == fleet.policy_ranks == 1 and not fleet.rollout_spares
     if gpus is None or len(gpus.names) != 1 or not (pair and fleet.provider == "local"):
-        return ""
+        return False, ""
     chosen = "sharing" in fleet.model_fields_set or "gpu_memory_utilization" in config.rollout.vllm
     chosen = chosen or fleet.autoscale or config.recorded
-    local = Path(config.model.path).expanduser() / "config.json"
-    if chosen or gpus_of_worker(config, ROLLOUT) != 1 or not local.is_file():
-        return ""
+    if chosen or gpus_of_worker(config, ROLLOUT) != 1:
+        return False, ""
     from paceline.memory_plan import fits_side_by_side, found_gpu
     from paceline.model_shape import read_shape
 
-    if (gpu := found_gpu()) is None or fits_side_by_side(config, read_shape(config), gpu):
-        return ""
-    return (
+    if (gpu := found_gpu()) is None:
+        return False, ""
+    unknown = f"it is not known if a policy rank and an engine fit {gpu.name} side by side"
+    if not _has_shape(config):
+        return False, (
+            f"{unknown}: this machine has no copy of {config.model.path} yet. If memory runs out, "
+            'set fleet.sharing = "turns"'
+        )
+    try:
+        fits = fits_side_by_side(config, read_shape(config), gpu)
+    except BadInput as error:
+        return False, f"{unknown}: {error}"
+    if fits:
+        return False, ""
+    return True, (
         f"a policy rank and an engine do not fit {gpu.name} side by side: they take turns "
         '(fleet.sharing = "turns")'
     )
@@ -237,7 +254,7 @@ def turns_needed(config: Config, environ: Mapping[str, str] = os.environ) -> str
 def gpu_placement(start: Start, environ: Mapping[str, str] = os.environ) -> Findings:
     """Checks whether each worker of a fleet here has GPUs that no other has."""
     config = start.config
-    if not start.here or start.placed or config.fleet.provider != "local":
+    if not start.here or start.placed is not None or config.fleet.provider != "local":
         return
     gpus = machine_gpus(config, environ)
     if gpus is not None and (unlike := unlike_pairs(config)):
@@ -252,6 +269,15 @@ def gpu_placement(start: Start, environ: Mapping[str, str] = os.environ) -> Find
     names = [worker_name(pool, index) for pool in counts for index in range(counts[pool])]
     given = {name: gpus.take(name, names) or () for name in names}
     numbers = "; ".join(f"{name} {','.join(some)}" for name, some in given.items() if some)
+    if config.takes_turns and config.fleet.policy * config.fleet.policy_ranks > len(gpus.names):
+        yield fail(
+            f'fleet.sharing = "{config.fleet.sharing}": {plural(config.fleet.policy, "pair")} need '
+            f"{plural(config.fleet.policy_ranks, 'GPU')} each, which no other pair has, and this "
+            f"machine has {len(gpus.names)}",
+            "Lower fleet.policy and fleet.rollout, or start the run on several machines with "
+            "`paceline node`",
+        )
+        return
     if gpus.shared:
         yield warn(
             f"the workers of [fleet] need {gpus_needed(config)} GPUs, and this machine has fewer. "

@@ -118,9 +118,9 @@ def engine_arguments(
     else:
         if config.takes_turns:
             raise EngineError(
-                'fleet.sharing = "turns" with rollout.engine = "vllm" needs a GPU: on a CPU vLLM '
-                'keeps its memory when it is to sleep. Set rollout.engine = "transformers", or '
-                'fleet.sharing = "none"'
+                f'fleet.sharing = "{config.fleet.sharing}" with rollout.engine = "vllm" needs a '
+                "GPU: on a CPU vLLM keeps its memory when it is to sleep. Set rollout.engine = "
+                '"transformers", or fleet.sharing = "none"'
             )
         # Compiling takes longer on a CPU than it saves, and the warm-up run would only determine
         # the cache size, which is given here.

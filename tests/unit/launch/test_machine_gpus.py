@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from paceline import memory_plan, model_shape
@@ -82,7 +83,15 @@ def test_a_pair_takes_turns_where_one_gpu_has_no_room_for_both_and_nobody_has_ch
     monkeypatch.setattr(model_shape, "read_shape", lambda config: None)
     sections = {"model": {"path": str(tmp_path)}, "data": {"path": "d"}, **settings}
     config = Config.model_validate(sections)
-    assert ("side by side" in turns_needed(config, {VARIABLE: seen})) == wanted
+    turns, why = turns_needed(config, {VARIABLE: seen})
+    assert turns == wanted == ("side by side" in why)
+    # One of a hub: its copy on this machine says the same, and without one nothing is decided.
+    hub = {**sections, "model": {"path": "me/m"}}
+    for copy in (str(tmp_path / "config.json"), None):
+        monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, at=copy: at)
+        turns, why = turns_needed(Config.model_validate(hub), {VARIABLE: seen})
+        assert turns == (wanted and copy is not None)
+        assert ("is not known" in why) == (copy is None and (wanted or fits))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +128,7 @@ def test_without_the_variable_the_device_files_are_counted(tmp_path: Path) -> No
     assert visible_gpus({}, tmp_path) == ("0", "1")
 
 
-def placement(config: Config, seen: str, **start: bool) -> list[Finding]:
+def placement(config: Config, seen: str, **start: Any) -> list[Finding]:
     here = Start(config, Path("runs/r"), **{"here": True, **start})
     return list(gpu_placement(here, {"CUDA_VISIBLE_DEVICES": seen}))
 
@@ -138,11 +147,19 @@ def test_each_worker_is_named_with_its_gpus_and_too_few_are_a_warning(
     assert check.state == state and check.found.endswith(found) and remedy in check.remedy
 
 
+def test_more_pairs_than_gpus_are_refused_because_each_plans_a_whole_one() -> None:
+    (check,) = placement(config_of(policy=2, rollout=2, sharing="turns"), "0")
+    assert check.state == "fail" and "fleet.policy" in check.remedy
+    assert 'fleet.sharing = "turns"' in check.found and "2 pairs" in check.found
+    (check,) = placement(config_of(policy=2, rollout=2, sharing="turns"), "0,1")
+    assert check.state == "ok"
+
+
 @pytest.mark.parametrize("seen", ["", "0,1,2"])
 def test_nothing_is_said_about_machines_whose_gpus_do_not_matter(seen: str) -> None:
     config = config_of(provider="none") if seen else config_of()
     assert placement(config, seen) == []
-    assert placement(config_of(), "0,1,2,3", placed=True) == []
+    assert placement(config_of(), "0,1,2,3", placed=("policy-0",)) == []
     on_cpus = config.model.model_copy(update={"device": "cpu"})
     assert not placement(config_of().model_copy(update={"model": on_cpus}), seen)
     on_gpus = config.model.model_copy(update={"device": "cuda"})

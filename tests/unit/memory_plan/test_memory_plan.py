@@ -306,17 +306,23 @@ def test_a_pair_in_turns_needs_the_larger_of_both_and_host_memory_for_the_other(
     assert more >= 12 * shape.parameters  # weights and moments
 
 
-def test_a_host_without_room_for_parked_states_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("gpu", [Gpu("one", 1 << 36), None])
+@pytest.mark.parametrize("here", [None, ("policy-3", "rollout-3", "scorer-0")])
+def test_a_host_without_room_for_parked_states_is_refused(tmp_path, monkeypatch, gpu, here):
+    """``here``: workers that are placed on this node; None: all are. Without a GPU, too."""
     make_tiny_model(tmp_path, hidden=32)
-    fleet = {"sharing": "turns", "policy": 4, "rollout": 4}
-    config = config_of(model={"path": str(tmp_path)}, fleet=fleet)
-    needed = host_bytes(config, read_shape(config))
+    model = {"path": str(tmp_path), "device": "cpu" if gpu is None else "auto"}
+    pairs = {"sharing": "lend", "policy": 4, "rollout": 4}
+    config = config_of(model=model, fleet=pairs)
+    alone = config_of(model=model, fleet={"sharing": "turns"})
+    needed = host_bytes(alone, read_shape(alone)) * (4 if here is None else 1)
     for total, refused in ((needed - 1, True), (needed, False)):
         monkeypatch.setattr(machine, "_memory", lambda total=total: total)
-        found = [f for f in gpu_memory(config, Gpu("one", 1 << 36)) if f.state == "fail"]
-        assert [("host memory" in f.found, bool(f.remedy)) for f in found] == [
-            (True, True)
-        ] * refused
+        checks = gpu_memory(config, gpu, here)
+        found = [f for f in checks if f.state == "fail"]
+        assert [
+            ('sharing = "lend"' in f.found, "host memory" in f.found, bool(f.remedy)) for f in found
+        ] == [(True, True, True)] * refused
 
 
 MODELS = {
