@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from paceline.errors import UserError
 from paceline.process.compute_device import give_back_freed
@@ -39,9 +40,10 @@ class ParkedMemory:
     def __init__(self, device: torch.device, *, moves: bool | None = None) -> None:
         self._device = device
         self.moves = device.type != "cpu" if moves is None else moves
-        self._host: dict[int, Tensor] = {}
-        """Copies of kept storages: uint8 [bytes], by the storage's address in torch."""
-        self._constant: set[int] = set()
+        self._host: dict[StorageWeakRef, Tensor] = {}
+        """Copies of kept storages: uint8 [bytes]. No storage has the address of another one that
+        is referred to here, even if that one is gone."""
+        self._constant: set[StorageWeakRef] = set()
         self._kept: list[torch.UntypedStorage] = []
         self._empty: list[tuple[torch.UntypedStorage, int]] = []
         """Storages without memory, and the bytes that they had."""
@@ -55,9 +57,12 @@ class ParkedMemory:
             return
         lasting = list(_storages(constant))
         self._kept = [*_storages(kept), *lasting]
+        given = {StorageWeakRef(storage) for storage in self._kept}
+        self._host = {ref: copy for ref, copy in self._host.items() if ref in given}
+        self._constant &= self._host.keys()
         for storage in self._kept:
             self._copy(storage)
-        self._constant |= {storage._cdata for storage in lasting}
+        self._constant |= {StorageWeakRef(storage) for storage in lasting}
         self._wait()
 
     def park(self, dropped: Iterable[Tensor] = ()) -> None:
@@ -92,21 +97,21 @@ class ParkedMemory:
             if storage._cdata not in kept:  # a fused matrix has places that nobody fills
                 _bytes_of(storage).zero_()
         for storage in self._kept:
-            _bytes_of(storage).copy_(self._host[storage._cdata], non_blocking=True)
+            _bytes_of(storage).copy_(self._host[StorageWeakRef(storage)], non_blocking=True)
         self._wait()
         self._empty, self._kept, self.parked = [], [], False
 
     def on_host(self, tensor: Tensor) -> Tensor:
         """``tensor`` if it has memory, else its copy in host memory: not to be written to."""
         storage = tensor.untyped_storage()
-        if not self.parked or storage.nbytes() or storage._cdata not in self._host:
+        stored = self._host.get(StorageWeakRef(storage))
+        if not self.parked or storage.nbytes() or stored is None:
             return tensor
-        copy = torch.empty(0, dtype=tensor.dtype)
-        source = self._host[storage._cdata].untyped_storage()
+        copy, source = torch.empty(0, dtype=tensor.dtype), stored.untyped_storage()
         return copy.set_(source, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def _copy(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = StorageWeakRef(storage)
         if key in self._constant:
             return
         if key not in self._host:

@@ -244,6 +244,19 @@ def test_memory_that_was_dropped_comes_back_as_zeros():
     assert not dropped.any()
 
 
+@pytest.mark.parametrize("constant", [False, True])
+def test_memory_at_the_address_of_one_that_is_gone_has_a_copy_of_its_own(constant):
+    parked = ParkedMemory(CPU, moves=True)
+    for value, size in enumerate((8, 64, 8, 16)):
+        tensor = torch.full((size,), float(value))
+        before = tensor.clone()
+        parked.copy(*([], [tensor]) if constant else [[tensor]])
+        parked.park()
+        parked.unpark()
+        assert torch.equal(tensor, before) and len(parked._host) == 1
+        del tensor
+
+
 class Stream:
     """A stream's number of pieces of work, and how much of others' it comes after."""
 
