@@ -134,6 +134,11 @@ def host_bytes(config: Config, shape: ModelShape, here: Collection[str] | None =
     return counts[POLICY] * replica + counts[ROLLOUT] * sum(rollout)
 
 
+def room_of_a_turn(total: int) -> int:
+    """Bytes of a GPU of ``total`` that are free when a turn begins: the other worker has parked."""
+    return int(RESERVE * total) - PARKED - 2 * NCCL
+
+
 def settled(config: Config, shape: ModelShape, gpu: Gpu) -> Config:
     """``config`` with values in place of "auto" for the size of a row and for recomputation: the
     longest rows that ``gpu`` has room for without recomputation; if it has none for rows of the

@@ -18,7 +18,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, NewType
 
@@ -30,7 +30,7 @@ from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.payloads.store import Payloads
-from paceline.process.parked_memory import ParkedMemory
+from paceline.process.parked_memory import ParkedMemory, await_room
 from paceline.process.structured_log import first_line
 from paceline.redis.client import front_moved, front_port
 from paceline.v1 import rollout_pb2
@@ -99,6 +99,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         """Loads the objective's parts. Raises ModelError and ObjectiveError."""
+        if self.config.takes_turns and self.device.type == "cuda":
+            await_room(partial(torch.cuda.mem_get_info, self.device))
         # The run's settings stay as they are: what is settled is this worker's affair.
         config = settle_rows(self.config, self.replica, self.device)
         self.state: TrainState = load_sharded_state(config, self.replica, self.device)

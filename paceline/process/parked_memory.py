@@ -14,15 +14,20 @@ A CPU has no memory of its own: kept tensors stay where they are, and dropped on
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from paceline.errors import UserError
+from paceline.memory_plan import room_of_a_turn
 from paceline.process.compute_device import give_back_freed
+from paceline.process.structured_log import event
+
+log = logging.getLogger(__name__)
 
 TAKE_S = 60.0
 """The process that had the device before may have been killed: its driver frees the memory late."""
@@ -31,6 +36,21 @@ AGAIN_S = 0.2
 
 class StillInUse(UserError):
     """The device has no room for what this process had there before."""
+
+
+def await_room(read: Callable[[], tuple[int, int]], limit_s: float = TAKE_S) -> None:
+    """Waits, before the first load in a turn, until the device is free but for what its other
+    worker keeps. ``read``: its bytes that are free, and all. After ``limit_s`` the load has to do
+    with what there is."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        free, total = read()
+        if free >= room_of_a_turn(total):
+            return
+        if time.monotonic() >= deadline:
+            event(log, "device still in use", logging.WARNING, gib=(total - free) / (1 << 30))
+            return
+        time.sleep(AGAIN_S)
 
 
 class ParkedMemory:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.training import LoraConfig
 from paceline.lora import SUFFIXES, adapters_of, attach, initial
 from paceline.process.compute_device import compute_dtype, pick_device
+from paceline.process.parked_memory import await_room
 from rollout_worker.engine.base import EngineError
 
 _CACHE_SHARE = 0.5  # Part of the memory free after loading that the key-value cache may grow into
@@ -28,6 +30,8 @@ def from_pretrained(load: Callable[..., Loaded], config: Config, **arguments: An
 def load_model(config: Config) -> PreTrainedModel:
     """The model in evaluation mode on its device. Raises EngineError."""
     device = pick_device(config.model.device)
+    if config.takes_turns and device.type == "cuda":
+        await_room(partial(torch.cuda.mem_get_info, device))
     dtype = compute_dtype(config.model, device.type, config.rollout.dtype)
     return read_model(config, dtype).to(device)
 

@@ -7,6 +7,7 @@ that Paceline sets is refused, with the name of the field that sets it.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from paceline.cuda_extensions import VLLM_MARK, hidden_in_children
 from paceline.lora import adapters_of, attach
 from paceline.memory_plan import engine_share
 from paceline.process.compute_device import compute_dtype
+from paceline.process.parked_memory import await_room
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
@@ -279,11 +281,17 @@ class VLLMClient:
         if lora is not None:
             attach(shape, lora)
         table = WeightTable(shape)
+        total = None if cpu else int(current_platform.get_device_total_memory())
+        if total is not None and config.takes_turns:
+            used, devices = torch.cuda.device_memory_used, range(torch.cuda.device_count())
+            # NVML needs no CUDA context, which this process is not to have. Its errors are many.
+            with contextlib.suppress(Exception):
+                await_room(lambda: (total - max(map(used, devices)), total))
         given = engine_arguments(
             config,
             model,
             parameters=sum(parameter.numel() for parameter in shape.parameters()),
-            gpu=None if cpu else current_platform.get_device_total_memory(),
+            gpu=total,
             matrices=adapters_of(shape),
         )
         if cpu and given.get("enforce_eager"):

@@ -234,6 +234,20 @@ def test_a_turn_waits_for_memory_that_is_freed_late_and_takes_all_or_none(monkey
         parked.unpark(limit_s=0.0)
 
 
+@pytest.mark.parametrize("late", [0, 2, 1000])
+def test_a_first_load_in_a_turn_waits_for_what_a_killed_process_had(monkeypatch, late):
+    """For ever it does not: another process may have it, and the load says what is missing."""
+    monkeypatch.setattr(parked_memory, "AGAIN_S", 0.0)
+    total, reads = 80 << 30, []
+
+    def read():
+        reads.append(None)
+        return (75 << 30 if len(reads) > late else 20 << 30), total
+
+    parked_memory.await_room(read, limit_s=60.0 if late < 1000 else 0.0)
+    assert len(reads) == (late + 1 if late < 1000 else 1)
+
+
 def test_memory_that_was_dropped_comes_back_as_zeros():
     """Blocks of a fused matrix are filled by their owners, and what lies between them by nobody."""
     parked, dropped = ParkedMemory(CPU), torch.full((1000,), torch.nan)
