@@ -73,7 +73,10 @@ def directive_of(
     if (seat := fleet.seats.by_name.get(worker.seat)) is not None:
         directive.seat.name = seat.name
         if seat.holder == worker.who:
-            directive.seat.grant, directive.seat.hold = seat.grant, not seat.asked
+            directive.seat.grant, directive.seat.hold = (
+                seat.grant,
+                not seat.asked or state.in_step(worker),
+            )
     if worker.role is Role.POLICY:
         directive.checkpoint_step = due_checkpoint(state)
         if mesh is not None and state.fleet.in_mesh(worker):

@@ -27,41 +27,46 @@ class Lending:
     def __init__(self, leader: Leader, *, steps: int) -> None:
         self._leader = leader
         self._lender = Lender(steps=steps)
-        self._moving: dict[str, tuple[Role, float]] = {}
-        """Side and time of each loan under way, by seat."""
+        self._sides: dict[str, Role | None] = {}
+        self._moving: dict[str, float | None] = {}
+        """Time of each loan under way, by seat; None: its worker starts, and it had no other side.
+        """
 
     def sample(self, state: State) -> None:
         """Times the loans: from the decision until the worker has what it needs to work."""
         now, seats = self._leader.clock.monotonic(), state.fleet.seats.by_name
         for seat in seats.values():
-            if seat.role is None or works(state, seat):
-                found = self._moving.pop(seat.name, None)
-                if found is not None and found[0] is seat.role:
-                    self._lender.switch_s = now - found[1]
-            elif self._moving.get(seat.name, (None,))[0] is not seat.role:
-                self._moving[seat.name] = seat.role, now
-        self._moving = {name: loan for name, loan in self._moving.items() if name in seats}
+            if (before := self._sides.get(seat.name)) is not seat.role:
+                self._moving[seat.name] = None if before is None else now
+            elif seat.role is not None and not works(state, seat):
+                self._moving.setdefault(seat.name, None)
+            elif (begun := self._moving.pop(seat.name, None)) is not None:
+                self._lender.switch_s = now - begun
+        self._sides = {name: seat.role for name, seat in seats.items()}
+        self._moving = {name: begun for name, begun in self._moving.items() if name in seats}
 
     async def committed(self, state: State, waits: Waits) -> None:
         """``waits``: of the step that was committed."""
         seats, step = state.fleet.seats, state.versions.step
-        now = Split(seats.training, len(seats.by_name) - seats.training)
-        if now.generating < 1:
+        now = Split(seats.to_train, len(seats.by_name) - seats.to_train)
+        if not now.training:
             return  # its workers come or go
         left_s = (state.run.steps - step) * state.steps.metrics.get("step_s", 0.0)
-        seen = Measured(waits, len(state.tasks.ready) / state.run.groups_per_step, left_s)
+        # The next step may have taken its groups with this commit.
+        ready = (len(state.tasks.ready) + state.tasks.in_step) / state.run.groups_per_step
+        seen = Measured(waits, ready, left_s)
         settled = not self._moving and not state.evals.rounds
         self._lender.observe(now, seen, settled=settled)
         if (move := self._lender.move) is None:
             return
-        counts = {TRAINING: move.split.training}
+        counts, expected = {TRAINING: move.split.training}, {TRAINING: seats.training}
         # A retry, by any leader, has the same request id.
         request = f"lend-step{step}-{move.split.training}"
         event(
             log, "lending", **counts, gain=move.gain, why=move.why, switch_s=self._lender.switch_s
         )
         try:
-            await self._leader.execute(cmd.scale(request, counts, why=move.why))
+            await self._leader.execute(cmd.scale(request, counts, expected, why=move.why))
         except (CommandRefused, NotLeading, Deposed) as error:
             event(log, "not lent", why=str(error), level=logging.WARNING)
 

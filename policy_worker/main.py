@@ -211,6 +211,7 @@ class PolicyWorker:
                 with loading_model(self.config.model.path):
                     self.load()
                 return True
+            self.turn.ends(directive.seat)  # it may be asked for a grant that it has not taken
             self.report_turn()
             self.sleep(directive, "no turn yet")
         return False

@@ -189,5 +189,8 @@ def _seats(s: State) -> Iterator[str]:
             yield f"seat {seat.name} is asked for, and nobody holds it"
         if seat.grant > seats.grants:
             yield f"grant {seat.grant} of seat {seat.name} is newer than the newest"
+    for worker in s.fleet.members():
+        if (step := s.steps.open) is not None and not s.fleet.occupies(worker):
+            yield f"{worker.worker_id} of open step {step.step} does not hold its seat"
     if wrong := {w.seat for w in living} - {""} ^ set(seats.by_name):
         yield f"seats {sorted(wrong)} are not those of living workers"

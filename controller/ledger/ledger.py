@@ -81,6 +81,7 @@ class Ledger(Decider):
         self._events.append(event)
 
     def settle_fleet(self, now: float) -> None:
+        seats.settle_loans(self, now)
         mesh.settle_mesh(self)
         if seats.settle_seats(self, now):
             mesh.settle_mesh(self)

@@ -146,7 +146,8 @@ def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
         if loaded_version < state.versions.version_of(round_.step):
             return
         others = round_.version not in (None, loaded_version)
-        if others and any(w.loaded_version == round_.version for w in state.fleet.at_work()):
+        able = filter(state.fleet.seated, state.fleet.at_work())
+        if others and any(w.loaded_version == round_.version for w in able):
             continue
         for row in round_.pending:
             yield state.tasks.records[TaskId(f"e{round_.step}.{row}")]

@@ -13,7 +13,8 @@ steps need the turn of training. Links and checkpoints need none.
 
 If seats are lent (``Seats.training``), each has a role of its own. A replica whose seat is asked
 for leaves the mesh after its step, and joins again once it has it back. If the only replica with
-the newest state is parked, its seat goes back to training.
+the newest state is parked, its seat goes back to training. A seat whose worker of its side has died
+or leaves does not count, and goes to the other side. The last seat that is left is held in turn.
 """
 
 from collections.abc import Mapping
@@ -47,14 +48,25 @@ def settle_seats(d: Decider, now: float) -> bool:
         d.emit(ev.TurnChanged(*turn, now))
     if d.state.over:
         return False
-    while (loan := _next_loan(d.state)) is not None:
-        d.emit(ev.SeatLent(*loan, now))
     for seat in seats.by_name.values():
-        if seat.holder is None and (worker := _successor(d.state, seat)) is not None:
+        if seat.holder is not None:
+            # One that held it by a loan, if seats are not lent any more; or the other way round.
+            holder = d.state.fleet.workers[seat.holder[0]]
+            strange = holder.role is not seats.role_of(seat) and not d.state.in_step(holder)
+            if strange and not seat.asked:
+                d.emit(ev.SeatAsked(seat.name, seats.why, now))
+        elif (worker := _successor(d.state, seat)) is not None:
             # Redis may have lost the newest grants: their numbers were below that of a new term.
             grant = max(seats.grants + 1, d.state.term)
-            d.emit(ev.SeatGranted(seat.name, *worker.who, grant, seats.why, now))
+            why = seat.why if seats.to_train else seats.why
+            d.emit(ev.SeatGranted(seat.name, *worker.who, grant, why, now))
     return turn is not None or seats.grants > before
+
+
+def settle_loans(d: Decider, now: float) -> None:
+    """Lends what is due, before the next epoch is formed and the next step is opened."""
+    while (loan := _next_loan(d.state)) is not None:
+        d.emit(ev.SeatLent(*loan, now))
 
 
 @command
@@ -90,7 +102,7 @@ def report_seat(d: Decider, now: float, worker: Worker, grant: int, parked: bool
 def next_turn(s: State) -> Turn | None:
     """The role that is to hold the seats from here on, and why; None: the turn does not change."""
     seats = s.fleet.seats
-    if not seats.by_name or seats.training or s.over or s.steps.open is not None:
+    if not seats.by_name or seats.to_train or s.over or s.steps.open is not None:
         return None
     training = seats.turn is Role.POLICY
     if s.phase is not Phase.OPEN:
@@ -155,27 +167,50 @@ def set_training(
 
 
 def _next_loan(s: State) -> tuple[str, Role, str] | None:
-    """The next seat that changes its side, to which, and why; None: all are as they should be."""
-    seats = s.fleet.seats
-    if not seats.training:
+    """The next seat that changes its side, to which, and why; None: all are as they should be.
+    A member of an open step keeps its seat until the commit."""
+    seats, count, fleet = s.fleet.seats, s.fleet.seats.to_train, s.fleet
+    if not count or s.over:
         return None
+    in_step = {w.seat for w in fleet.members() if s.in_step(w)}
+    holding = {w.seat for w in fleet.holders(s.versions.version)}
     sides: dict[Role | None, list[str]] = {None: [], Role.POLICY: [], Role.ROLLOUT: []}
-    for name, seat in sorted(seats.by_name.items()):
-        sides[seat.role].append(name)
-    missing = seats.training - len(sides[Role.POLICY])
-    if sides[None]:
-        return sides[None][0], Role.POLICY if missing > 0 else Role.ROLLOUT, "it is new"
-    newest = s.versions.version
-    holding = sorted(w.seat for w in s.fleet.holders(newest))
-    if holding and set(holding) <= set(sides[Role.ROLLOUT]):
-        return holding[0], Role.POLICY, f"its replica alone holds version {newest}"
-    why = f"{seats.training} of {len(seats.by_name)} pairs train ({seats.why})"
-    if missing > 0 and sides[Role.ROLLOUT]:
-        coming = {w.seat for w in s.fleet.living(Role.POLICY)}
-        name = min(sides[Role.ROLLOUT], key=lambda seat: (seat not in coming, seat))
-        return name, Role.POLICY, why
-    if missing < 0:
-        # The last to go is the one whose replica holds the state.
-        name = max(sides[Role.POLICY], key=lambda seat: (seat not in holding, seat))
-        return name, Role.ROLLOUT, why
+    for name in sorted(seats.by_name, key=lambda name: (name not in holding, name)):
+        sides[seats.by_name[name].role].append(name)
+    train, generate = _Side(s, Role.POLICY), _Side(s, Role.ROLLOUT)
+    if new := [name for name in sides[None] if name not in in_step]:
+        return new[0], Role.POLICY if len(sides[Role.POLICY]) < count else Role.ROLLOUT, "it is new"
+    if holding and holding <= set(sides[Role.ROLLOUT]):
+        name = sides[Role.ROLLOUT][0]
+        return name, Role.POLICY, f"its replica alone holds version {s.versions.version}"
+    training = [name for name in sides[Role.POLICY] if name not in train.lacking]
+    generating = [name for name in sides[Role.ROLLOUT] if name not in generate.lacking]
+    why = f"{count} of {len(seats.by_name)} pairs train ({seats.why})"
+    able = [name for name in sides[Role.ROLLOUT] if name in train.staying]
+    if able and len(training) < count:
+        return able[0], Role.POLICY, why
+    # The last to go is the one whose replica holds the state. If it alone does, it stays until
+    # another one has received it.
+    sole = holding if len(holding & set(sides[Role.POLICY])) == 1 else set()
+    able = [name for name in training if name not in generate.lacking | in_step | sole]
+    if able and len(training) > count:
+        return able[-1], Role.ROLLOUT, why
+    idle = [n for n in sides[Role.POLICY] if n not in train.living and n in generate.staying]
+    if idle and len(training) >= count:
+        return idle[0], Role.ROLLOUT, "its replica has gone"
+    # If nobody generates, a replica takes the place of one whose seat can.
+    idle = [n for n in sides[Role.ROLLOUT] if n not in generate.living and n in train.staying]
+    if idle and not generating and any(name in generate.staying for name in training):
+        return idle[0], Role.POLICY, "its rollout worker has gone"
     return None
+
+
+class _Side:
+    """Seats by what there is of the workers of one role."""
+
+    def __init__(self, s: State, role: Role) -> None:
+        workers = [w for w in s.fleet.workers.values() if w.role is role and w.seat]
+        self.living = {w.seat for w in workers if w.alive}
+        self.staying = {w.seat for w in workers if w.alive and not w.leaving}
+        self.lacking = {w.seat for w in workers} - self.staying
+        """Theirs have gone, or are to leave. One that has not come yet is waited for."""

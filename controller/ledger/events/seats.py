@@ -40,7 +40,7 @@ class SeatLent(Event):
 
     def apply(self, s: State) -> None:
         seat = s.fleet.seats.by_name[self.seat]
-        seat.role = self.role
+        seat.role, seat.since, seat.why = self.role, self.t, self.why
         if seat.holder and s.fleet.workers[seat.holder[0]].role is not self.role:
             seat.ask(self.t, self.why)
 

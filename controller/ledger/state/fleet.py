@@ -180,7 +180,7 @@ class Fleet:
     def may_form(self) -> bool:
         """The members of the newest epoch may form another one: with turns once all of them hold
         their seats; those that have lent theirs leave."""
-        return self.seats.training > 0 or all(map(self.seated, self.members()))
+        return self.seats.to_train > 0 or all(map(self.seated, self.members()))
 
     def count(self, role: Role) -> int:
         return len(self._living[role])

@@ -8,7 +8,8 @@
 - What is asked for stays so until it is returned: a worker that has parked under a grant never uses
   the devices under it again, even if the other side's turn is over before its report arrives.
 - With turns all seats of a run change together: ``turn`` is the role that gets what comes free.
-- With lending each seat has a role of its own, and ``training`` of them are to be training's.
+- With lending each seat has a role of its own, and ``training`` of them are to be training's. If
+  only one seat is left, it is held in turn.
 """
 
 from collections.abc import Collection
@@ -50,9 +51,21 @@ class Seats:
     grants: int = 0  # The newest grant of all seats
     training: int = 0  # Lending: seats that are to train. 0: all take turns.
 
+    @property
+    def to_train(self) -> int:
+        """Lending: seats that are to train, of those there are. 0: all take turns, as does the last
+        one that is left."""
+        return min(self.training, len(self.by_name) - 1) if len(self.by_name) > 1 else 0
+
     def role_of(self, seat: Seat) -> Role:
         """The side that the seat goes to when it is free."""
-        return seat.role or self.turn
+        return (seat.role if self.to_train else None) or self.turn
+
+    def lend(self, training: int) -> None:
+        """So many seats are to train; 0: from here on all take turns."""
+        self.training = training
+        for seat in self.by_name.values() if not training else ():
+            seat.role = None
 
     def join(self, name: str) -> None:
         """A worker with this seat has come; "": one with devices of its own."""

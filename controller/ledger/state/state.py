@@ -7,7 +7,7 @@ from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import PHASE_TRANSITIONS, Phase
 from controller.ledger.specs import GroupMeta, RunSpec
 from controller.ledger.state.evals import Evals
-from controller.ledger.state.fleet import Fleet
+from controller.ledger.state.fleet import Fleet, Worker
 from controller.ledger.state.settings import Settings
 from controller.ledger.state.steps import StepBook
 from controller.ledger.state.tasks import TaskBook
@@ -64,6 +64,10 @@ class State:
         assert self.run_spec is not None
         return self.run_spec
 
+    def in_step(self, worker: Worker) -> bool:
+        """True if the open step needs the worker's vote."""
+        return self.steps.open is not None and self.fleet.in_mesh(worker)
+
     def meta(self, task_id: TaskId) -> GroupMeta:
         """The accepted group of this task."""
         group = self.tasks.records[task_id].group
@@ -77,8 +81,10 @@ class State:
 
     def bound(self, bounds: Mapping[str, int]) -> None:
         """The limits that a leader's config has."""
+        before, training = (each.get("training_seats", 0) for each in (self.bounds, bounds))
         self.bounds = dict(bounds)
-        self.fleet.seats.training = bounds.get("training_seats", 0)
+        if training != before:  # otherwise the number that somebody asked for since stays
+            self.fleet.seats.lend(training)
 
     def enter(self, phase: Phase) -> None:
         assert phase in PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"

@@ -1,9 +1,17 @@
 """Lending policy: the best split of the pairs, and what keeps it from moving back and forth."""
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from controller.fleet.autoscale_policy import Waits
 from controller.fleet.lend_policy import Lender, Measured, Split, best_move
+from controller.ledger import decisions as cmd
+from controller.ledger import events as ev
+from controller.lending import Lending
+from tests.unit.ledger.test_seats import lent, obey
 
 LONG_S = 1e6
 
@@ -71,3 +79,67 @@ def test_a_move_back_must_gain_more() -> None:
             lender.observe(split, seen, settled=True)
         moves.append((first.move is not None, back.move is not None))
     assert moves[-1] == (True, False)
+
+
+class Lent:
+    """The loop of a leader over a run of three pairs, one of which trains."""
+
+    def __init__(self) -> None:
+        self.run, self.commands = lent(steps=40), list[cmd.Command[Any]]()
+        clock = SimpleNamespace(monotonic=lambda: self.run.now)
+        leader: Any = SimpleNamespace(clock=clock, execute=self._execute)
+        self.lending = Lending(leader, steps=1)
+        obey(self.run)
+
+    async def _execute(self, command: cmd.Command[Any]) -> None:
+        self.commands.append(command)
+
+    def step(self, waits: Waits) -> None:
+        """Commits a step, after which the groups of the next one are there at once."""
+        run = self.run
+        if run.state.steps.open is None:
+            run.fill("r1", 4)
+        run.fill("r1", 4)
+        run.now += 1.0
+        run.vote("p0")
+        run.observe("r1", loaded=run.state.versions.version)
+        self.sample()
+        asyncio.run(self.lending.committed(run.state, waits))
+
+    def sample(self, seconds: float = 0.0) -> None:
+        self.run.now += seconds
+        self.lending.sample(self.run.state)
+
+
+def test_training_gets_a_pair_although_its_next_step_has_taken_the_ready_groups() -> None:
+    loop = Lent()
+    loop.sample()
+    for _ in range(6):
+        loop.step(Waits(0.0, 0.6))
+        assert not loop.run.state.tasks.ready, "max_staleness is 1: the next step is open"
+        if loop.commands:
+            break
+    loop.run.do(cmd.scale("somebody", {"training": 2}))
+    with pytest.raises(cmd.CommandRefused, match="conflict"):
+        loop.run.do(loop.commands[0])
+    loop.run.do(cmd.scale("somebody else", {"training": 1}))
+    assert loop.run.do(loop.commands[0]) == "2 of 3 pairs train"
+
+
+def test_only_a_change_of_sides_is_timed_and_no_cold_start() -> None:
+    loop = Lent()
+    for _ in "the first start", "another one":
+        loop.run.die("r1")
+        loop.run.register("r1", seat="h/1")
+        loop.sample()
+        loop.run.observe("r1")
+        loop.run.observe("r1", loaded=0)
+        loop.sample(50.0)
+    assert loop.lending._lender.switch_s == 0.0
+    loop.run.do(cmd.scale("a", {"training": 2}))
+    loop.sample()
+    obey(loop.run)
+    granted = [e for e in loop.run.journal if e["type"] == ev.SeatGranted.__name__][-1]
+    assert granted["why"] == "r1 has parked"
+    loop.sample(7.0)
+    assert loop.lending._lender.switch_s == 7.0

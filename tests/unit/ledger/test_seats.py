@@ -1,5 +1,6 @@
 """Workers that take turns: who holds a seat, who is asked for it, and what a report can change."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -285,9 +286,9 @@ def test_a_snapshot_from_before_there_were_seats_is_read() -> None:
 # ---- lending ----------------------------------------------------------------------------------
 
 
-def lent(pairs: int = 3, training: int = 1) -> Driven:
+def lent(pairs: int = 3, training: int = 1, **changes: Any) -> Driven:
     """Pairs of which ``training`` train, those with the lowest numbers, and the others generate."""
-    run = Driven(bounds={"training_seats": training})
+    run = Driven(bounds={"training_seats": training}, **changes)
     for n in range(pairs):
         run.register(f"p{n}", seat=f"h/{n}")
         run.observe(f"p{n}")
@@ -322,9 +323,11 @@ def test_a_seat_that_is_lent_to_training_brings_its_replica_into_the_mesh_and_ba
     run.observe("p1", state=0)
     run.fill("r2", 4)
     run.do(cmd.scale("b", {"training": 1}))
-    assert sides(run) == "tgg" and run.directive("p1").HasField("mesh"), "its step goes on"
+    assert run.state.steps.open is not None and sides(run) == "ttg", "its step goes on"
     run.vote("p0")
+    assert run.directive("p1").seat.hold, "the step waits for its vote"
     run.vote("p1")
+    assert sides(run) == "tgg" and not run.directive("p1").seat.hold
     assert run.state.fleet.whole_mesh.names == ["p0"], "the others do not wait until it has parked"
     park(run, "p1")
     assert holder(run, "h/1") == "r1"
@@ -339,11 +342,125 @@ def test_the_only_replica_with_the_state_gets_its_seat_back() -> None:
     run.observe("p1", state=0)
     run.do(cmd.scale("b", {"training": 1}))
     park(run, "p1")
-    run.die("p0")
+    run.register("p0", seat="h/0")  # its next process, without a state
     assert sides(run) == "gtg"
     park(run, "r1")
     run.do(cmd.form_mesh())
     assert run.state.fleet.whole_mesh.names == ["p1"] and not run.state.fleet.whole_mesh.restore
+
+
+def test_a_member_of_an_open_step_keeps_its_seat_until_the_commit() -> None:
+    """A journal of before may have asked for it; without its vote the step would never end."""
+    run = lent()
+    run.fill("r1", 4)
+    run.state.fleet.seats.by_name["h/0"].ask(run.now, "it is lent")
+    assert run.directive("p0").seat.hold
+    run.state.fleet.seats.by_name["h/0"].free(run.now, "p0 has parked")
+    assert "p0 of open step 1 does not hold its seat" in run.ledger.check()
+
+
+def lose(run: Driven, *workers: str) -> None:
+    for worker in workers:
+        run.die(worker)
+        if run.state.fleet.mesh.broken:
+            run.do(cmd.form_mesh())
+
+
+def obey(run: Driven) -> None:
+    """Everybody does as told: parks, receives the state, loads the weights."""
+    for _ in range(4):
+        newest = run.state.versions.version
+        for name, worker in list(run.state.fleet.workers.items()):
+            told = run.directive(name) if worker.alive else None
+            if told is None or told.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
+                if told is not None:
+                    run.observe(name, "stopped")
+            elif told.seat.grant and not told.seat.hold:
+                say(run, name, told.seat.grant)
+            elif told.HasField("mesh"):
+                run.observe(name, state=newest)
+        if run.state.fleet.mesh.broken:
+            run.do(cmd.form_mesh())
+
+
+@pytest.mark.parametrize(
+    ("training", "lost", "split"),
+    [
+        (1, ["p0"], "gtg"),  # another trains in its place, and its own devices generate
+        (2, ["p0"], "gtt"),
+        (1, ["r1"], "tgg"),  # one of two that generate: it will be back
+        (1, ["r1", "r2"], "gtt"),  # nobody generates: they train, and r0 generates
+        (1, ["p0", "r0"], "tg"),  # its host is gone
+        (2, ["p2", "r2"], "tg"),  # more are asked for than there are
+        (1, ["p0", "p1", "p2"], "ggt"),  # nobody can take its place
+    ],
+)
+def test_what_is_left_of_the_fleet_goes_on(training: int, lost: list[str], split: str) -> None:
+    run = lent(training=training)
+    obey(run)
+    lose(run, *lost)
+    obey(run)
+    assert sides(run) == split
+    if lost != ["p0", "p1", "p2"]:
+        holders = (holder(run, seat) for seat in run.state.fleet.seats.by_name)
+        run.fill(next(name for name in holders if name.startswith("r")), 4)
+        assert run.state.steps.open is not None
+    run.failover()
+
+
+def test_a_last_pair_takes_turns_until_another_comes() -> None:
+    run = lent(2, **SYNCHRONOUS)
+    lose(run, "p0", "r0")
+    park(run, "r1")
+    run.do(cmd.form_mesh())
+    run.observe("p1", state=run.state.versions.version)
+    park(run, "p1")
+    run.fill("r1", 4)
+    turn(run)
+    park(run, "r1")
+    assert run.state.steps.open is not None
+    for worker in "p0", "r0":
+        come(run, worker)
+    obey(run)
+    assert run.state.steps.open is not None and sides(run) == "gt"
+    run.vote("p1")
+    assert (holder(run), holder(run, "h/1")) == ("r0", "p1")
+
+
+def test_the_only_replica_that_trains_can_be_drained() -> None:
+    run = lent(2)
+    run.do(cmd.drain("a", "p0"))
+    obey(run)
+    assert not run.state.fleet.workers["p0"].alive, "another has taken its state"
+    assert sides(run) == "gt" and holder(run) == "r0"
+
+
+def test_an_evaluation_does_not_wait_for_a_worker_that_is_parked() -> None:
+    run = lent(eval_rows=2, eval_every=1)
+    held_out = list(run.lease("r1", 2).leases)
+    run.submit("r1", held_out[0])
+    run.fill("r2", 4)
+    run.do(cmd.scale("a", {"training": 2}))
+    run.return_task("r1", held_out[1], "hand_back")
+    park(run, "r1")
+    run.vote("p0")
+    assert run.state.versions.version == 1 and run.state.fleet.workers["r1"].loaded_version == 0
+    run.observe("r2", loaded=1)
+    assert [x.task_id for x in run.lease("r2").leases] == [held_out[1].task_id]
+
+
+def test_lent_seats_take_turns_after_a_restart_that_says_so() -> None:
+    run = lent()
+    run.do(cmd.scale("a", {"training": 2}))
+    again = run.state.run
+    run.do(cmd.start_run(replace(again, bounds={"training_seats": 1, "policy_max": 9})))
+    assert run.state.fleet.seats.training == 2, "the restart has changed another limit"
+    run.do(cmd.start_run(replace(again, bounds={})))
+    obey(run)
+    assert not {s.role for s in run.state.fleet.seats.by_name.values()} - {None}
+    held = {holder(run, f"h/{n}")[0] for n in range(3)}
+    assert len(held) == 1, "all seats change together"
+    run.failover()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.mesh.elastic_mesh import MeshError
+from paceline.rpc.turn import Turn
 from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker import main
 from policy_worker.control_plane import PolicyReport
@@ -45,6 +46,17 @@ def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through() -> No
     worker, followed = worker_of(control), control.directive
     state: Any = (control, worker.trainer, worker.worker_report, worker.out, None, None)
     assert_ends(lambda: TrainingSteps(*state).take(1, followed))
+
+
+def test_a_replica_that_is_asked_for_its_first_grant_gives_it_back() -> None:
+    """Before it has seen that the device was its own: it has loaded nothing."""
+    control = ScriptedControl()
+    worker = worker_of(control)
+    worker.turn, told = Turn(), iter([worker_pb2.Seat(name="h/0", grant=5)])
+    worker.next_directive = lambda: next((worker_pb2.Directive(seat=seat) for seat in told), None)
+    worker.sleep = lambda directive, activity: True
+    assert not worker.first_turn()
+    assert worker.worker_report.now["seat"] == worker_pb2.SeatReport(grant=5, parked=True)
 
 
 class Deaf(ScriptedControl):
