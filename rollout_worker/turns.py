@@ -22,7 +22,6 @@ from paceline.rpc.turn import Turn
 from paceline.v1 import worker_pb2
 from rollout_worker.engine.base import Engine
 from rollout_worker.held_tasks import Stage
-from rollout_worker.lifecycle import PARTIAL_S
 from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.weight_loading import WeightLoader
 
@@ -30,6 +29,9 @@ log = logging.getLogger(__name__)
 
 DEVICE_TAKEN = "device_taken"
 """Reason of a return: the turn is over."""
+STORE_S = 10.0
+"""A worker whose turn is over tries for this long to store its unfinished completions. Nobody ends
+it meanwhile, as a worker that stops, and what is not stored is generated again."""
 
 
 @dataclass
@@ -107,7 +109,7 @@ class Turns:
         self._ready = False
         with self._timed("hand_back_s", "handing tasks back"):
             try:
-                async with asyncio.timeout(PARTIAL_S):
+                async with asyncio.timeout(STORE_S):
                     await self.tasks.leave_partial_work(Stage.GENERATING)
             except TimeoutError:
                 event(log, "partial work not stored", logging.WARNING)

@@ -27,7 +27,7 @@ async def register(
 ) -> worker_pb2.RegisterReply:
     context = leader.context
     check_scorer(request, context.config)
-    check_seat(request, context.config)
+    check_seat(leader, request)
     if request.config_digest != context.config_digest:
         raise CommandRefused(
             RefusalCode.FENCED,
@@ -190,12 +190,26 @@ def check_scorer(request: worker_pb2.RegisterRequest, config: Config) -> None:
         raise Invalid(f"address {request.address[:300]!r} is not host:port")
 
 
-def check_seat(request: worker_pb2.RegisterRequest, config: Config) -> None:
-    """Raises Invalid unless this run's workers take turns, and this one may."""
-    if request.seat and config.fleet.sharing == "none":
-        raise Invalid(f"seat {request.seat[:64]!r}: fleet.sharing is none, no worker takes turns")
-    if request.seat and ROLE_OF[request.role] is Role.SCORER:
+def check_seat(leader: Leader, request: worker_pb2.RegisterRequest) -> None:
+    """Raises Invalid unless this run's workers take turns, this one may, and the other worker of
+    the seat is on the same host. One that may be dead is not asked for."""
+    seat, limits = request.seat, leader.context.config.fleet
+    if not seat:
+        return
+    if limits.sharing == "none":
+        raise Invalid(f"seat {seat[:64]!r}: fleet.sharing is none, no worker takes turns")
+    if ROLE_OF[request.role] is Role.SCORER:
         raise Invalid("a scorer takes no turns: it has no seat")
+    for other in leader.ledger.state.fleet.workers.values():
+        if not other.alive or other.seat != seat or other.worker_id == request.caller.worker_id:
+            continue
+        found = leader.liveness.prognosis(*other.who, leader.clock.monotonic())
+        heard = found is not None and not found.suspect and found.silent_s < limits.lease_ttl_s / 2
+        if heard and other.host != request.host:
+            raise Invalid(
+                f"{seat} has devices of one host: {other.worker_id} is on {other.host}, and "
+                f"{request.caller.worker_id} on {request.host[:64]}. Start both on one host"
+            )
 
 
 async def report_waits(

@@ -56,7 +56,7 @@ def _show_fleet(status: admin_pb2.StatusReply, as_json: bool) -> None:
 
     if as_json:
         found = as_dict(status)
-        print_json({"desired": found["desired"], "seats": found["seats"]})
+        print_json({name: found[name] for name in ("desired", "training_seats", "seats")})
         return
     counts = {**status.desired, **({TRAINING: n} if (n := status.training_seats) else {})}
     typer.echo("desired: " + ", ".join(f"{k}={n}" for k, n in sorted(counts.items())))

@@ -1,6 +1,8 @@
 """Workers that take turns: who holds a seat, who is asked for it, and what a report can change."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.seats import next_turn
 from controller.ledger.enums import Role
+from controller.services.worker import check_seat
 from paceline.config.sections.workers import FleetConfig
+from paceline.payloads.group_limits import Invalid
 from paceline.v1 import common_pb2, worker_pb2
 from tests.fixtures.ledgers import Driven
 
@@ -271,6 +275,34 @@ def test_a_worker_that_has_parked_may_be_still_and_a_holder_may_not() -> None:
         liveness.observe(worker_pb2.Report(caller=caller, busy=True), 0.0)
     dead = [str(c) for t in range(61) for c in liveness.tick(run.ledger, float(t))]
     assert len(dead) == 1 and "r0" in dead[0]
+
+
+@pytest.mark.parametrize(
+    ("partner", "named"),
+    [("healthy", "r0 is on h, and p0 on other"), ("silent", ""), ("gone", ""), ("here", "")],
+)
+def test_the_workers_of_a_seat_are_on_one_host(partner: str, named: str) -> None:
+    """A pair that moves after its host was lost need not wait until it is declared dead."""
+    run, now = seated(), 100.0
+    liveness = Liveness(FleetConfig(lease_ttl_s=10.0))
+    liveness.begin(run.ledger, now - (6.0 if partner == "silent" else 0.0))
+    if partner == "gone":
+        run.die("r0")
+    config = SimpleNamespace(fleet=FleetConfig(lease_ttl_s=10.0, sharing="turns"))
+    leader: Any = SimpleNamespace(
+        context=SimpleNamespace(config=config),
+        ledger=run.ledger,
+        liveness=liveness,
+        clock=SimpleNamespace(monotonic=lambda: now),
+    )
+    request = worker_pb2.RegisterRequest(
+        caller=common_pb2.Caller(worker_id="p0", incarnation=9),
+        role=common_pb2.ROLE_POLICY,
+        host="h" if partner == "here" else "other",
+        seat="h/0",
+    )
+    with pytest.raises(Invalid, match=named) if named else nullcontext():
+        check_seat(leader, request)
 
 
 def test_a_snapshot_from_before_there_were_seats_is_read() -> None:

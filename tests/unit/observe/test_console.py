@@ -10,6 +10,7 @@ from paceline.errors import plural
 from paceline.observe.curves import Progress
 from paceline.rpc.auth import dashboard_link
 from paceline.v1 import admin_pb2, common_pb2
+from paceline_launcher.cli.admin import _show_fleet
 from paceline_launcher.cli.samples import _text
 from paceline_launcher.cli.up import print_outcome
 from paceline_launcher.live_view import LiveConsole, PlainConsole, open_console
@@ -109,6 +110,15 @@ def test_what_no_step_shows_is_said_once_in_a_while() -> None:
         console.show(reply)
     told = out.getvalue()
     assert told.count("evaluation after step 0") == told.count("learns next to nothing") == 1
+
+
+def test_the_desired_numbers_are_shown_with_the_pairs_that_train(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lent = admin_pb2.StatusReply(desired={"policy": 3, "rollout": 3}, training_seats=2)
+    for as_json, shown in (True, '"training_seats": 2'), (False, "training=2"):
+        _show_fleet(lent, as_json)
+        assert shown in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from paceline.v1 import worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine.base import EngineStats, ParametersDiffer, SwapFailed
 from rollout_worker.held_tasks import HeldTasks, Stage
+from rollout_worker.lifecycle import PARTIAL_S
 from rollout_worker.turns import DEVICE_TAKEN, Turns
 from rollout_worker.weight_loading import LOAD_TRIES, PARITY_TRIES, WeightLoader
 from rollout_worker.worker_report import RolloutReport
@@ -107,6 +108,25 @@ async def test_a_turn_is_reported_before_the_device_is_used_and_after_it_is_free
     assert again[:2] == [(7, False), "unpark"], "the engine is started once"
     assert ("load", 2) in again, "no newer weights came: those it had are loaded again"
     assert set(worker.turns.gauges) == {"park_s", "hand_back_s", "unpark_s", "unpark_load_s"}
+
+
+@pytest.mark.asyncio
+async def test_a_park_waits_longer_for_partial_work_than_a_stop_does() -> None:
+    """Nobody ends a worker that parks, and what is not stored is generated twice."""
+    worker, stored = Worker(), asyncio.Event()
+    await worker.told(1, hold=True)
+    loop = asyncio.get_running_loop()
+    worker.tasks.leave_partial_work = lambda *_: stored.wait()  # the store is slow
+    worker.turns.directed(worker_pb2.Directive(seat=seat(1, hold=False)))
+    worker.done.clear()
+    following = asyncio.create_task(worker.turns.run())
+    loop.call_later(PARTIAL_S + 0.2, stored.set)
+    await stored.wait()
+    assert not [what for what in worker.done if what == "park"]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert "park" in worker.done
+    following.cancel()
 
 
 @pytest.mark.asyncio
