@@ -93,8 +93,8 @@ class Cluster:
         """Called after every journal entry."""
         self.checkpoints: dict[str, Weights] = {"": Weights(0, "initial")}
         self._epochs: dict[bytes, SimulatedEpoch] = {}
-        self.on_device: dict[str, dict[str, int]] = {}
-        """Processes that use the devices of a seat, with their incarnations, by seat."""
+        self.on_device: dict[str, dict[str, tuple[int, int]]] = {}
+        """Processes that use the devices of a seat, with incarnation and grant, by seat."""
         self.turning: Callable[[Process, str, str], bool] = lambda worker, act, moment: False
         """True if the worker dies at this moment (before, in or after) of a park or an unpark."""
         self._incarnations = 0
@@ -123,17 +123,18 @@ class Cluster:
         number = int(worker_id.rpartition("-")[2])
         return f"host/{number}" if number < self.shape.seats else ""
 
-    def occupies(self, seat: str, worker_id: str, incarnation: int) -> None:
+    def occupies(self, seat: str, worker_id: str, incarnation: int, grant: int) -> None:
         """The worker begins to use the devices of its seat."""
         users, living = self.on_device.setdefault(seat, {}), self.oracle.living
         # One that was declared dead while it runs learns it with its next directive; so does one
         # whose grant is lost with the end of the journal.
-        known = living.get(worker_id) == incarnation and not self.oracle.counts["lost tails"]
-        for name, number in users.items():
-            there = living.get(name) == number and self.workers[name].alive
+        granted = self.oracle.seats.granted
+        known = living.get(worker_id) == incarnation and grant in granted
+        for name, (number, taken) in users.items():
+            there = living.get(name) == number and self.workers[name].alive and taken in granted
             if name != worker_id and there and known:
                 raise Violation(f"{worker_id} uses {seat}, and so does {name}")
-        users[worker_id] = incarnation
+        users[worker_id] = incarnation, grant
         self.oracle.counts["unparked"] += 1
 
     def is_gone(self, worker_id: str, incarnation: int) -> bool:

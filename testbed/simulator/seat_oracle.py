@@ -13,6 +13,9 @@ class SeatOracle:
         self.holders: dict[str, tuple[str, int, int]] = {}
         """Worker, incarnation and grant, by seat."""
         self.asked: set[str] = set()
+        self.strays: dict[str, tuple[str, int]] = {}
+        """Who uses a seat under a grant that is lost."""
+        self.granted: set[int] = set()
         self.newest = 0
         self.turns = 0
 
@@ -35,7 +38,10 @@ class SeatOracle:
                 if holder is not None and not holder[0].startswith(str(event.role)):
                     self.asked.add(event.seat)
             case ev.SeatAsked():
-                self.asked.add(event.seat)
+                if event.stray:
+                    self.strays[event.seat] = event.stray, event.incarnation
+                if event.seat in self.holders:
+                    self.asked.add(event.seat)
             case ev.SeatGranted():
                 return self._granted(event)
             case ev.SeatReturned():
@@ -57,6 +63,8 @@ class SeatOracle:
 
     def _gone(self, worker_id: str) -> None:
         seat, incarnation = self.seats.pop(worker_id, ("", 0))
+        if self.strays.get(seat) == (worker_id, incarnation):
+            del self.strays[seat]
         if self.holders.get(seat, ())[:2] == (worker_id, incarnation):
             del self.holders[seat]
             self.asked.discard(seat)
@@ -68,11 +76,17 @@ class SeatOracle:
             return f"{e.seat} of {self.holders[e.seat]} is given to {e.worker_id}"
         if e.grant <= self.newest:
             return f"grant {e.grant} follows {self.newest}"
+        if self.strays.pop(e.seat, who := (e.worker_id, e.incarnation)) != who:
+            return f"{e.seat} is given to {e.worker_id} while another uses it"
         self.newest = e.grant
+        self.granted.add(e.grant)
         self.holders[e.seat] = e.worker_id, e.incarnation, e.grant
         return ""
 
     def _returned(self, e: ev.SeatReturned) -> str:
+        if self.strays.get(e.seat) == (e.worker_id, e.incarnation):
+            del self.strays[e.seat]
+            return ""
         if self.holders.get(e.seat) != (e.worker_id, e.incarnation, e.grant):
             return f"{e.seat} of {self.holders.get(e.seat)} is returned by {e}"
         if e.seat not in self.asked:

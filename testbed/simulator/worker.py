@@ -171,7 +171,7 @@ class SimulatedWorker(Client):
         while self.seat and not self.over:
             self.check()
             told = self.directive.seat
-            if told.hold and told.grant != self.returned:
+            if told.hold and told.grant > self.returned:
                 if (self.grant, self.parked) != (told.grant, False):
                     await self._occupy(told.grant)
                 return
@@ -193,7 +193,7 @@ class SimulatedWorker(Client):
         self._send_report()
         if was_parked:
             await self._turn("unpark")
-            self.cluster.occupies(self.seat, self.name, self.incarnation)
+            self.cluster.occupies(self.seat, self.name, self.incarnation, grant)
 
     async def _park(self) -> None:
         """Says so only once it is off the devices: it never uses them under this grant again."""

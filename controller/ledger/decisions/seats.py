@@ -55,7 +55,7 @@ def settle_seats(d: Decider, now: float) -> bool:
             strange = holder.role is not seats.role_of(seat) and not d.state.in_step(holder)
             if strange and not seat.asked:
                 d.emit(ev.SeatAsked(seat.name, seats.why, now))
-        elif (worker := _successor(d.state, seat)) is not None:
+        elif (worker := _successor(d.state, seat)) and seat.stray in (None, worker.who):
             # Redis may have lost the newest grants: their numbers were below that of a new term.
             grant = max(seats.grants + 1, d.state.term)
             why = seat.why if seats.to_train else seats.why
@@ -87,12 +87,17 @@ def report_seat(d: Decider, now: float, worker: Worker, grant: int, parked: bool
     present grant of its holder changes nothing."""
     s = d.state
     seat = s.fleet.seats.by_name.get(worker.seat)
-    if seat is None or seat.holder is None or s.over:
+    if seat is None or s.over:
         return
-    returns = parked and seat.holder == worker.who and grant == seat.grant
-    if returns and seat.asked:
-        d.emit(ev.SeatReturned(seat.name, *worker.who, grant, now))
+    lost = seat.grant < grant < s.term
+    returns = parked and seat.holder == worker.who and (grant == seat.grant or lost)
+    if (returns and seat.asked) or (parked and seat.stray == worker.who):
+        d.emit(ev.SeatReturned(seat.name, *worker.who, seat.grant, now))
         d.settle_fleet(now)
+    elif lost and not parked and worker.who not in (seat.holder, seat.stray):
+        d.emit(ev.SeatAsked(seat.name, LOST, now, *worker.who))
+    elif seat.holder is None:
+        return
     elif not seat.asked and (returns or seat.grant < grant) and max(grant, seat.grant) < s.term:
         # Only a new term can have lost a grant, or that it was asked for. The holder by the ledger
         # may have parked, and would never use the seat under its grant again.

@@ -63,14 +63,21 @@ class TrainingSeatsSet(Event):
 
 @event(listed=False)
 class SeatAsked(Event):
-    """One holder is asked to park: the journal has lost what became of its grant."""
+    """One holder is asked to park: the journal has lost what became of its grant, or its side has
+    the seat no more."""
 
     seat: str
     why: str
     t: float
+    stray: str = ""  # Another worker, which uses the devices under a grant that is lost
+    incarnation: int = 0
 
     def apply(self, s: State) -> None:
-        s.fleet.seats.by_name[self.seat].ask(self.t, self.why)
+        seat = s.fleet.seats.by_name[self.seat]
+        if self.stray:
+            seat.stray = self.stray, self.incarnation
+        if seat.holder is not None:
+            seat.ask(self.t, self.why)
 
 
 @event(listed=False, wakes=LEASES | {Topic.PLAN})
@@ -93,7 +100,7 @@ class SeatGranted(Event):
 
 @event(listed=False)
 class SeatReturned(Event):
-    """The holder has parked: it uses none of the devices any more."""
+    """The holder, or the stray, has parked: it uses none of the devices any more."""
 
     seat: str
     worker_id: str
@@ -102,4 +109,8 @@ class SeatReturned(Event):
     t: float
 
     def apply(self, s: State) -> None:
-        s.fleet.seats.by_name[self.seat].free(self.t, f"{self.worker_id} has parked")
+        seat = s.fleet.seats.by_name[self.seat]
+        if seat.stray == (self.worker_id, self.incarnation):
+            seat.stray = None
+        else:
+            seat.free(self.t, f"{self.worker_id} has parked")

@@ -26,12 +26,15 @@ class Seat:
     holder: Holder | None = None
     grant: int = 0  # Number of its newest grant; 0: it was never granted
     asked: bool = False  # The holder is asked to return it
+    stray: Holder | None = None
+    """It uses the devices under a grant that the journal has lost: nobody gets them before it has
+    parked."""
     role: Role | None = None  # Lending: the side that it is lent to
     since: float = 0.0  # Time of the newest of these changes. Unix seconds; 0: it is not known.
     why: str = ""  # Reason of that change
 
     def give(self, holder: Holder, grant: int, t: float, why: str) -> None:
-        self.holder, self.grant, self.asked = holder, grant, False
+        self.holder, self.grant, self.asked, self.stray = holder, grant, False, None
         self.since, self.why = t, why
 
     def ask(self, t: float, why: str) -> None:
@@ -79,5 +82,7 @@ class Seats:
             return
         if seat.holder == holder:
             seat.free(t, f"{holder[0]} has left")
+        elif seat.stray == holder:
+            seat.stray = None
         if name not in others:
             del self.by_name[name]

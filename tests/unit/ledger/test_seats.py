@@ -260,10 +260,38 @@ def test_a_grant_that_redis_has_lost_is_asked_back_once() -> None:
     say(run, "p0", grant + 1, parked=False)
     assert run.names() == ["SeatAsked"]
     say(run, "r0", grant)
+    assert run.names() == ["SeatReturned"] and not holder(run), "p0 uses the devices"
+    run.failover()
+    say(run, "p0", grant + 1)
     assert run.names() == ["SeatReturned", "SeatGranted"]
     assert run.directive("r0").seat.grant >= grant + 100, "above all that may be lost"
     say(run, "p0", grant + 2, parked=False)
     assert run.names() == [] and holder(run) == "r0"
+
+
+def test_a_holder_that_is_ahead_of_the_journal_returns_its_seat() -> None:
+    run = seated()
+    grant = run.directive("r0").seat.grant
+    for said in grant + 1, grant + 100:
+        say(run, "r0", said)
+        assert run.names() == [], "no such grant can be lost in this term"
+    run.do(cmd.begin_term(grant + 100, "controller-2"))
+    say(run, "r0", grant + 1)
+    assert run.names() == ["SeatAsked"]
+    say(run, "r0", grant + 1)
+    assert run.names() == ["SeatReturned", "SeatGranted"]
+
+
+def test_a_stray_that_dies_is_waited_for_no_more() -> None:
+    run = seated(0, 1)
+    grant = run.directive("r0").seat.grant
+    run.do(cmd.begin_term(grant + 100, "controller-2"))
+    say(run, "r0", grant)
+    say(run, "p0", grant + 1, parked=False)
+    say(run, "r0", grant)
+    assert not holder(run)
+    run.die("p0")
+    assert holder(run) == "r0"
 
 
 def test_a_worker_that_has_parked_may_be_still_and_a_holder_may_not() -> None:
