@@ -23,6 +23,19 @@ def expert_layers(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(getattr(m, "experts", None), nn.Module)]
 
 
+def experts_of(layer: Any) -> int:
+    """How many experts the layer has."""
+    return int(getattr(layer.experts, "num_experts", 0) or len(layer.experts))
+
+
+def routes_width(model: Any) -> int:
+    """Experts that a token goes to, over all layers; 0: it has none."""
+    config = model.config.get_text_config()
+    names = ("num_experts_per_tok", "num_experts_per_token")
+    chosen = next((int(k) for name in names if (k := getattr(config, name, None))), 0)
+    return len(expert_layers(model)) * chosen
+
+
 class Router(TorchFunctionMode):  # type: ignore[misc]
     """Inside, the choice of a layer's experts is noted in ``chosen``, int64 [tokens, k]. With
     ``wanted`` [tokens, k] it is made: -1 is left to the router. ``agreement``: share of the wanted
@@ -30,8 +43,7 @@ class Router(TorchFunctionMode):  # type: ignore[misc]
 
     def __init__(self, layer: nn.Module, wanted: Tensor | None = None) -> None:
         super().__init__()
-        experts: Any = layer.experts
-        self._experts = int(getattr(experts, "num_experts", 0) or len(experts))
+        self._experts = experts_of(layer)
         self._wanted = wanted
         self.chosen: Tensor | None = None
         self.agreement: Tensor | None = None

@@ -39,12 +39,9 @@ def decoded(data: bytes, tokens: int, width: int) -> Routes:
 
 
 def note_routes(
-    group: rollout_pb2.Group, prompt: Routes | None, completions: Sequence[Routes | None]
+    group: rollout_pb2.Group, prompt: Routes, completions: Sequence[Routes | None]
 ) -> None:
-    """Puts the routes of the prompt's tokens and of each completion's into ``group``; none, if
-    those of the prompt are not known."""
-    if prompt is None:
-        return
+    """Puts the routes of the prompt's tokens and of each completion's into ``group``."""
     group.routes_width, group.prompt_routes = prompt.shape[1], encoded(prompt)
     for completion, routes in zip(group.completions, completions, strict=True):
         completion.routes = b"" if routes is None else encoded(routes)

@@ -14,14 +14,13 @@ A layer with experts sends each token to those that the engine chose for it, if 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.expert_routes import Router, expert_layers
-from paceline.payloads.routes import BadRoutes
 from policy_worker.model.row_layout import Packing
 
 
@@ -33,33 +32,68 @@ def tell_layers(model: nn.Module) -> None:
     experts = expert_layers(model)
     if not recurrent and not experts:
         return
-    row = _Row()
+    row = _Row(len(experts))
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
     base.register_forward_pre_hook(row.take, with_kwargs=True)
     for layer in recurrent:
-        layer.forward = partial(_by_sequence, layer.forward, row)
+        _tell(layer, _BySequence, row)
     for number, layer in enumerate(experts):
-        layer.forward = partial(_by_routes, layer, layer.forward, row, number, len(experts))
+        _tell(layer, _ByRoutes, row, number)
 
 
 class _Row:
     """The row that the model computes, or has computed last: a checkpointed block runs again in the
-    backward pass, which precedes the model's next row."""
+    backward pass, which precedes the model's next row. ``layers``: those with experts."""
 
-    packing: Packing | None = None
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.packing: Packing | None = None
+        self.routes: Tensor | None = None
 
     def take(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self.packing = kwargs.get("packing")
+        self.packing = packing = kwargs.get("packing")
+        self.routes = packing.routes if packing is not None and packing.follows else None
+
+
+def _tell(layer: Any, kind: type, row: _Row, number: int = 0) -> None:
+    """Gives ``layer`` the forward of ``kind``. All layers of a class have one, so that code is
+    compiled once for all of them, and not for an object of each."""
+    plain: Any = type(layer)
+    layer.__class__ = _told(kind, plain)
+    layer._row, layer._number = row, number
+
+
+@cache
+def _told(kind: Any, layer: Any) -> type:
+    return type(layer.__name__, (kind, layer), {"__module__": layer.__module__})
+
+
+class _BySequence:
+    _row: _Row
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        forward = super().forward  # type: ignore[misc]
+        if self._row.packing is None:
+            found: Tensor = forward(hidden_states, *args, **kwargs)
+            return found
+        return _by_sequence(forward, self._row.packing, hidden_states)
+
+
+class _ByRoutes:
+    _row: _Row
+    _number: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        forward = super().forward  # type: ignore[misc]
+        if self._row.routes is None:
+            return forward(*args, **kwargs)
+        return _by_routes(self, forward, *args, **kwargs)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _by_sequence(
-    forward: Callable[..., Tensor], row: _Row, hidden_states: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
+def _by_sequence(forward: Callable[..., Tensor], packing: Packing, hidden_states: Tensor) -> Tensor:
     """[1, T, D] -> [1, T, D] of a row, by the layer's own ``forward`` over [N, L, D]."""
-    if row.packing is None:
-        return forward(hidden_states, *args, **kwargs)
-    blocks, collapse = row.packing.blocks
+    blocks, collapse = packing.blocks
     outputs = []
     for block in blocks:
         grid = hidden_states[0].index_select(0, block.gather)
@@ -68,26 +102,13 @@ def _by_sequence(
     return torch.cat(outputs).index_select(0, collapse).unsqueeze(0)
 
 
-def _by_routes(
-    layer: nn.Module,
-    forward: Callable[..., Any],
-    row: _Row,
-    number: int,
-    layers: int,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """``forward`` of the layer ``number`` of ``layers`` with experts. Raises BadRoutes if the
-    row's routes are of another model."""
-    packing = row.packing
-    if packing is None or packing.routes is None:
-        return forward(*args, **kwargs)
-    if packing.routes.shape[1] % layers:
-        width = packing.routes.shape[1]
-        raise BadRoutes(f"tokens have {width} experts, and the model has {layers} layers of them")
-    wanted = packing.routes.view(len(packing.routes), layers, -1)[:, number]
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _by_routes(layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    row: _Row = layer._row
+    wanted = row.routes.view(len(row.routes), row.layers, -1)[:, layer._number]  # type: ignore[union-attr, arg-type]
     with Router(layer, wanted) as router:
         found = forward(*args, **kwargs)
-    if router.agreement is not None and len(packing.agreement) < layers:
-        packing.agreement.append(router.agreement)
+    agreement = row.packing.agreement  # type: ignore[union-attr]
+    if router.agreement is not None and len(agreement) < row.layers:
+        agreement.append(router.agreement)
     return found

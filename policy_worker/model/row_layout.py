@@ -84,6 +84,8 @@ class Packing:
     routes: Tensor | None = None
     """int64 [T, W]: experts to which each token goes, layer after layer; -1 for the router's own
     choice. None: the router chooses all."""
+    follows: bool = True
+    """The model that computes the row next follows ``routes``, which the policy's engine chose."""
     agreement: list[Tensor] = field(default_factory=list)
     """float32 [2] of each layer that was told its experts: those its router would have taken, and
     all."""

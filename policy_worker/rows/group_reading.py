@@ -11,7 +11,7 @@ that collects their bytes.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.payloads.group_payload import decode as decode_payload
 from paceline.payloads.group_payload import payload_digest
-from paceline.payloads.routes import BadRoutes, Routes, routes_of
+from paceline.payloads.routes import UNKNOWN, BadRoutes, Routes, routes_of
 from paceline.payloads.store import Payloads
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.batch import (
@@ -33,6 +33,16 @@ from policy_worker.objectives.batch import (
 
 LISTED = 8
 """Groups that the message of one error names."""
+
+
+class ModelLimits(NamedTuple):
+    """Ids that every model of a step knows."""
+
+    vocabulary: int
+    routes_width: int = 0
+    """Experts that a token goes to, over all layers."""
+    experts: int = 0
+    """Experts of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +104,13 @@ def _parsed(payload: bytes, accepted: AcceptedGroup) -> rollout_pb2.Group | str:
 
 
 def read_batch(
-    groups: Sequence[rollout_pb2.Group], accepted: Sequence[AcceptedGroup], vocabulary: int
+    groups: Sequence[rollout_pb2.Group], accepted: Sequence[AcceptedGroup], limits: ModelLimits
 ) -> TokenBatch:
     """Columns of ``groups``. Raises BadGroup with those that contradict themselves, that no model
-    of ``vocabulary`` tokens can train, or that have other counts than were ``accepted``: the step's
+    of ``limits`` can train, or that have other counts than were ``accepted``: the step's
     totals are sums of these."""
     batch = decode(groups)
-    check_values(batch, groups, vocabulary)
+    check_values(batch, groups, limits)
     ends = np.cumsum(batch.sequences)
     tokens = np.bincount(np.repeat(batch.group_of, batch.length), batch.trained, len(groups))
     wrong = []
@@ -206,9 +216,12 @@ def refuse_groups(groups: Sequence[rollout_pb2.Group], which: Ints, why: str) ->
         raise BadGroup(f"group {names}: {why}", keys)
 
 
-def check_values(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], vocabulary: int) -> None:
-    """Raises BadGroup with the groups that have a token id outside the ``vocabulary``, or a number
-    that is not finite."""
+def check_values(
+    batch: TokenBatch, groups: Sequence[rollout_pb2.Group], limits: ModelLimits
+) -> None:
+    """Raises BadGroup with the groups that have a token id or an expert that no model has, or a
+    number that is not finite."""
+    vocabulary = limits.vocabulary
     group_of = batch.group_of
     of_token = np.repeat(group_of, batch.length)
     of_prompt = np.repeat(np.arange(len(groups)), batch.prompt_length)
@@ -218,6 +231,15 @@ def check_values(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], vocabul
         unknown = np.unique(np.concatenate([of_token, of_prompt])[strange])
         why = f"token {ids[strange][0]} is outside the vocabulary, the model knows {vocabulary}"
         refuse_groups(groups, unknown, why)
+    for routes, place in ((batch.routes, of_token), (batch.prompt_routes, of_prompt)):
+        if routes is None:
+            continue
+        if routes.shape[1] != limits.routes_width:
+            why = f"tokens go to {routes.shape[1]} experts, in the model to {limits.routes_width}"
+            refuse_groups(groups, np.unique(place), why)
+        strange = ((routes >= limits.experts) & (routes != UNKNOWN)).any(1)
+        why = f"an expert is not among the {limits.experts} of a layer"
+        refuse_groups(groups, np.unique(place[strange]), why)
     numbers: list[tuple[NDArray[Any], Ints]] = [
         (batch.reward, group_of),
         (batch.token_reward, of_token[batch.rewarded]),

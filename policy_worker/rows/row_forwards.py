@@ -83,6 +83,7 @@ class RowForwards:
         resting = self.objective.resting(scalars)
         tokens = micro.input_ids.shape[1]
         self.copies.refresh()
+        micro.packing.follows = False  # nor do critics: the routes are those of the policy
         # Before the others' activations are there.
         reference = self._reference(micro, temperature, chunk)
         with self._activations.of_row(tokens) if self._activations else nullcontext():
@@ -93,7 +94,9 @@ class RowForwards:
                     if name == POLICY:
                         graph = self.objective.entropy_gradient
                         asked = {"entropy_gradient": graph, "routers": self._routers}
+                        micro.packing.follows = True
                         scores = score(model, micro, temperature, chunk_mb=chunk, **asked)
+                        micro.packing.follows = False
                     else:
                         outputs[name] = values(model, micro, self._at[name])
                 if name in resting or not torch.is_grad_enabled():

@@ -35,6 +35,7 @@ from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
 from policy_worker.objectives.objective import Objective
 from policy_worker.rows.group_reading import (
     AcceptedGroup,
+    ModelLimits,
     planned_lengths,
     read_batch,
     read_groups,
@@ -80,7 +81,11 @@ class RowShards:
     replica: Replica
 
     def take(
-        self, accepted: Sequence[AcceptedGroup], totals: StepTotals, vocabulary: int, fetch: Fetch
+        self,
+        accepted: Sequence[AcceptedGroup],
+        totals: StepTotals,
+        limits: ModelLimits,
+        fetch: Fetch,
     ) -> RowShard:
         """Collective, with the same groups on all ranks. Reads and checks what this rank's rows
         need, in rounds that all ranks enter in the same order:
@@ -94,7 +99,7 @@ class RowShards:
         Raises BadGroup with the groups that any rank found lost, or else with those that any found
         invalid; EpochCancelled if a ``fetch`` ended early; and what this rank's ``fetch`` raises.
         """
-        held = _Held(accepted, self.objective, totals, vocabulary)
+        held = _Held(accepted, self.objective, totals, limits)
         # One rank reads all groups in any case, and plans when it knows what contributes.
         lengths = planned_lengths(accepted) if self.replica.size > 1 else None
         if lengths is None:
@@ -118,11 +123,11 @@ class RowShards:
         return self._share(held, dealt, trained, owned)
 
     def of(
-        self, groups: Sequence[rollout_pb2.Group], totals: StepTotals, vocabulary: int
+        self, groups: Sequence[rollout_pb2.Group], totals: StepTotals, limits: ModelLimits
     ) -> RowShard:
         """The share of groups that every rank has. Raises BadGroup if one contradicts itself."""
         keys = [AcceptedGroup(key_of(group)) for group in groups]
-        held = _Held(keys, self.objective, totals, vocabulary)
+        held = _Held(keys, self.objective, totals, limits)
         held.add(dict(enumerate(groups)))
         keep = np.setdiff1d(np.arange(len(held.batch.length)), np.array(held.without, np.int64))
         dealt = self._deal(held.batch, keep)
@@ -189,7 +194,7 @@ class _Held:
     accepted: Sequence[AcceptedGroup]
     objective: Objective
     totals: StepTotals
-    vocabulary: int
+    limits: ModelLimits
     groups: dict[int, rollout_pb2.Group] = field(default_factory=dict)
     batch: TokenBatch = field(init=False)
     columns: TokenColumns[np.ndarray] = field(init=False)
@@ -211,7 +216,7 @@ class _Held:
         """Raises BadGroup."""
         self.groups = dict(sorted({**self.groups, **groups}.items()))
         present, every = [*self.groups], [*self.groups.values()]
-        self.batch = read_batch(every, [self.accepted[g] for g in present], self.vocabulary)
+        self.batch = read_batch(every, [self.accepted[g] for g in present], self.limits)
         self.columns = self.objective.columns(self.batch, self.totals)
         # Sequences of groups that are not here are counted by what was planned.
         sizes = np.array([len(group.lengths) for group in self.accepted])

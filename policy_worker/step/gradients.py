@@ -12,11 +12,13 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.expert_routes import expert_layers, experts_of, routes_width
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
 from policy_worker.model.attention import MicroBatch
@@ -30,7 +32,7 @@ from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
-from policy_worker.rows.group_reading import AcceptedGroup
+from policy_worker.rows.group_reading import AcceptedGroup, ModelLimits
 from policy_worker.rows.replica import Replica
 from policy_worker.rows.row_forwards import RowForwards, balance_of_sequences
 from policy_worker.rows.row_shards import Fetch, RowShard, RowShards
@@ -98,7 +100,7 @@ class Gradients:
 
     def take(self, groups: Sequence[AcceptedGroup], fetch: Fetch) -> RowShard:
         """This rank's share of ``groups``, for add_share(). Collective; see RowShards.take."""
-        return self._shares.take(groups, self._totals, self.vocabulary, fetch)
+        return self._shares.take(groups, self._totals, self.limits, fetch)
 
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of groups that are in hand; of a sharded replica all ranks call it,
@@ -107,7 +109,7 @@ class Gradients:
 
     def share_of(self, groups: Sequence[rollout_pb2.Group], totals: StepTotals) -> RowShard:
         """This rank's share of groups that every rank has. Raises BadGroup."""
-        return self._shares.of(groups, totals, self.vocabulary)
+        return self._shares.of(groups, totals, self.limits)
 
     def add_share(
         self,
@@ -165,11 +167,14 @@ class Gradients:
             raise RuntimeError("no step is open")
         return self._spec
 
-    @property
-    def vocabulary(self) -> int:
-        """Token ids that every model of the step knows."""
+    @cached_property
+    def limits(self) -> ModelLimits:
+        """Ids that every model of the step knows, and the policy's experts."""
         models = [*self.state.parts.values(), *self.frozen.values()]
-        return min(int(model.get_input_embeddings().num_embeddings) for model in models)
+        vocabulary = min(int(model.get_input_embeddings().num_embeddings) for model in models)
+        layers = expert_layers(self.state.model)
+        experts = min(map(experts_of, layers), default=0)
+        return ModelLimits(vocabulary, routes_width(self.state.model), experts)
 
     def flatten(self, scratch: Tensor, ready: Collection[int] = ()) -> None:
         """Copies the local gradients and sums into ``scratch``, float32 [size]; zeros where there
@@ -210,7 +215,6 @@ class Gradients:
             self._sums += torch.stack(sums)
         measure(self.stats, scores, loss, tokens, sampled=not self.state.config.recorded)
         if of_layers := micro.packing.agreement:
-            # Critic and reference choose for themselves and count for nothing here.
             share, number = torch.stack(of_layers).sum(0)
             entry = torch.stack([share, number, share / number.clamp(min=1.0)])
             self.stats.add_on_device(["route_agreement"], entry[None])

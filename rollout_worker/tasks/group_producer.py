@@ -178,6 +178,11 @@ class GroupProducer:
         if eval_set is not None and eval_set.samples > 1:
             vote = eval_set.votes(self.config.reward)
         group = group_message(lease, made, scores, generate_s=generate_s, vote=vote)
+        noted = [c.prompt_routes for c in made.completions if c.prompt_routes is not None]
+        if noted and not is_evaluation(lease):
+            routes = [c.routes for c in made.completions]
+            # They are compressed, and the session must go on.
+            await asyncio.to_thread(note_routes, group, noted[0], routes)
         if self.group_scores is not None and not is_evaluation(lease):
             columns = await self.group_scores.columns(made, answer)
             for name, numbers in columns.items():
@@ -289,8 +294,6 @@ def group_message(
         prompt_text=made.prompt.text[:_MAX_TEXT],
         prompt_cut=made.prompt.cut,
     )
-    noted = [c.prompt_routes for c in made.completions if c.prompt_routes is not None]
-    note_routes(group, next(iter(noted), None), [c.routes for c in made.completions])
     for completion, mask in zip(group.completions, made.masks, strict=False):
         completion.loss_mask = b"" if mask.all() else mask.tobytes()
     for index, placed in enumerate(scores.placed):

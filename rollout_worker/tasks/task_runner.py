@@ -192,7 +192,8 @@ class TaskRunner:
     async def _encode(self, group: rollout_pb2.Group) -> EncodedGroup | rollout_pb2.ReturnedTask:
         """The group, or the return of its task if it cannot be submitted: a malformed one is found
         here, before anybody else has anything of it."""
-        size = len(group.prompt_tokens) + sum(len(c.tokens) for c in group.completions)
+        size = len(group.prompt_tokens) + len(group.prompt_routes)
+        size += sum(len(c.tokens) + len(c.routes) for c in group.completions)
         encode = partial(encode_group, group, self.limits, ANY, texts=self.texts)
         try:
             # In a thread: a large group takes some time, and the session must go on.

@@ -27,7 +27,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from paceline.expert_routes import RouteNotes
+from paceline.expert_routes import RouteNotes, routes_width
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.transformers.decoder import CacheShape, Prefilled, SlotCache
 
@@ -126,12 +126,22 @@ class HFDecoder:
         one = torch.zeros((1, 1), dtype=torch.int64, device=device)
         with torch.inference_mode():
             layers = self._run_prefill(one, None)[1]
+            noted = self._noted()
+        if notes_routes and (noted is None or noted.shape[1] != routes_width(model)):
+            raise EngineError(
+                f"rollout.router_replay: the choices of {type(model).__name__}'s routers are not "
+                "seen. Set it to false"
+            )
         self._states = [[(kind, i) for kind, i, _ in _states_of(layer)] for layer in layers]
         self._attends = [number for number, layer in enumerate(layers) if _keys(layer) is not None]
         attention = [layers[number] for number in self._attends]
         sizes = {
             (a.keys.shape[1], a.keys.shape[3], a.values.shape[3], a.keys.dtype) for a in attention
         }
+        if not sizes:
+            raise EngineError(
+                f"the transformers engine needs a layer of attention ({model.config.model_type})"
+            )
         if len(sizes) != 1:
             raise EngineError(
                 f"the transformers engine needs the same cache shape in every attention layer "

@@ -14,14 +14,19 @@ from paceline.payloads.routes import UNKNOWN, encoded, note_routes
 from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, score
 from policy_worker.model.policy_model import _prepared
-from policy_worker.objectives.batch import BadGroup
-from policy_worker.rows.group_reading import decode
+from policy_worker.objectives.batch import BadGroup, key_of
+from policy_worker.objectives.load import load_objective
+from policy_worker.ranks.sharding import load_sharded_state
+from policy_worker.rows.group_reading import AcceptedGroup, ModelLimits, decode, read_batch
 from policy_worker.rows.packing import pack
-from rollout_worker.engine.base import Request, SamplingParams
+from policy_worker.rows.replica import Replica
+from policy_worker.rows.row_forwards import RowForwards
+from rollout_worker.engine.base import EngineError, Request, SamplingParams
 from rollout_worker.engine.transformers.engine import TransformersEngine
 from testbed.architectures import tiny_architecture
 from tests.fixtures.engines import tiny_config
 from tests.fixtures.policy_models import make_config, make_group
+from tests.unit.policy.test_probe import network
 
 CPU = torch.device("cpu")
 EXPERTS = ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid", "kimi_linear"]
@@ -72,6 +77,10 @@ async def test_the_trainer_takes_the_experts_of_the_engine(family, tmp_path):
     assert len(agreement) == len(layers) and (agreement[:, 1] > 0).all()
     share = agreement.sum(0)
     assert 0.5 < share[0] / share[1] <= 1.0
+    moved = pack(batch, np.arange(6), CPU)
+    moved.packing.routes = (moved.packing.routes + 1) % 4
+    before = score(model, micro, 1.0).logprobs
+    assert (score(model, moved, 1.0).logprobs - before).abs().max() > 1e-3
     gates = [p for n, p in model.named_parameters() if "gate" in n or "router" in n]
     assert any(p.grad is not None and p.grad.any() for p in gates)
 
@@ -86,12 +95,49 @@ async def test_replay_equals_the_engine_and_its_choice_decides(tmp_path):
     assert taken == wanted == micro.packing.routes.numel()
     moved = pack(batch, np.arange(6), CPU)
     moved.packing.routes = (moved.packing.routes + 1) % 4
-    assert (score(model, moved, 1.0).logprobs - found).abs().max() > 1e-3
+    score(model, moved, 1.0)
     taken, wanted = torch.stack(moved.packing.agreement).sum(0)
     assert taken < wanted
     live = pack(batch, np.arange(6), CPU)
     live.packing.routes = torch.full_like(live.packing.routes, -1)
     torch.testing.assert_close(score(model, live, 1.0).logprobs, found, atol=1e-5, rtol=0)
+
+
+async def test_reference_and_other_models_choose_for_themselves(tmp_path):
+    groups = await sampled("qwen3_moe", tmp_path, "float32")
+    config = make_config(model=tmp_path, train={"kl_coef": 0.1})
+    state = load_sharded_state(config, Replica(), CPU)
+    frozen = {"reference": trainer_of("qwen3_moe")}
+    forwards = RowForwards(load_objective(config), state, frozen)
+    batch = decode(groups)
+    noted = pack(batch, np.arange(6), CPU)
+    noted.packing.routes = (noted.packing.routes + 1) % 4
+    live = pack(batch, np.arange(6), CPU)
+    live.packing.routes = None
+    (scores, reference), (plain, expected) = forwards.scores(noted), forwards.scores(live)
+    assert torch.equal(reference, expected)
+    assert (scores.logprobs - plain.logprobs).abs().max() > 1e-3
+    assert len(noted.packing.agreement) == 2
+
+
+@pytest.mark.parametrize("expert, width", [(4, 4), (9, 4), (0, 6)])
+def test_routes_of_another_model_are_the_groups_fault(expert, width):
+    group = make_group("t0-0", [3, 4], [[5, 6]], [1.0])
+    note_routes(group, np.full((2, width), expert, np.uint16), [None])
+    accepted = [AcceptedGroup(key_of(group))]
+    with pytest.raises(BadGroup, match="expert"):
+        read_batch([group], accepted, ModelLimits(40, routes_width=4, experts=4))
+    fits = make_group("t0-0", [3, 4], [[5, 6]], [1.0])
+    note_routes(fits, np.full((2, 4), 3, np.uint16), [np.full((2, 4), UNKNOWN, np.uint16)])
+    read_batch([fits], accepted, ModelLimits(40, routes_width=4, experts=4))
+
+
+async def test_routers_whose_choices_are_not_seen_are_refused(tmp_path):
+    network("phimoe").save_pretrained(tmp_path)
+    config = tiny_config(tmp_path, router_replay=True)
+    engine = TransformersEngine(config, SimpleNamespace(decode_all=str, end_tokens=()))
+    with pytest.raises(EngineError, match=r"rollout\.router_replay.*routers are not seen"):
+        await engine.start()
 
 
 @pytest.mark.parametrize(
