@@ -214,15 +214,14 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         gpu["gradients of a block"] = 4 * of_a_block
         if memory.gradient_sync == "step":
             gpu["gradients until the last row"] = 4 * weights
-    kept = models * tokens * shape.block_saved
     if config.model.recomputes:
         inputs = models * tokens * shape.block_inputs
         (host if memory.offload_activations else gpu)["inputs of blocks"] = inputs
         if memory.offload_activations:
             gpu["inputs on their way"] = IN_FLIGHT * inputs // (models * shape.layers)
-        gpu["activations of a block"] = kept
+        gpu["activations of a block"] = models * tokens * shape.block_saved
     else:
-        gpu["activations"] = kept * shape.layers
+        gpu["activations"] = models * tokens * shape.blocks_saved
     gpu["activations outside blocks"] = models * tokens * shape.root_saved
     gpu["logits"] = head_scratch_bytes(
         tokens,

@@ -94,6 +94,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+def tiny_config(family: str, *, vocabulary: int = VOCABULARY, pad: int = 0, eos: int = 2) -> Any:
+    """The configuration of such a model."""
+    wanted: dict[str, Any] = {**_COMMON, **ARCHITECTURES[family]}
+    wanted |= {"vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
+    default = AutoConfig.for_model(family)
+    given = {name: value for name, value in wanted.items() if hasattr(default, name)}
+    return AutoConfig.for_model(family, **given)
+
+
 def tiny_architecture(
     family: str,
     *,
@@ -104,11 +113,7 @@ def tiny_architecture(
     seed: int = 0,
 ) -> Any:
     """A random causal LM in float32, in evaluation mode. ``attention``: its implementation."""
-    wanted: dict[str, Any] = {**_COMMON, **ARCHITECTURES[family]}
-    wanted |= {"vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
-    default = AutoConfig.for_model(family)
-    given = {name: value for name, value in wanted.items() if hasattr(default, name)}
-    config = AutoConfig.for_model(family, **given)
+    config = tiny_config(family, vocabulary=vocabulary, pad=pad, eos=eos)
     chosen: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -43,6 +43,7 @@ from policy_worker.model.row_layout import Packing
 from policy_worker.rows.packing import settle_rows
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
+from testbed.architectures import ARCHITECTURES, tiny_config
 from testbed.planner.systems import active_parameters
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.configs import config_of
@@ -244,6 +245,27 @@ def test_command_says_by_part_what_does_not_fit(tmp_path):
     assert float(weights) == pytest.approx(4 * 7_615_616_512 / 2**30, abs=0.01)
     assert check.remedy in found.stdout
     assert CliRunner().invoke(app, [*given, "999g"]).exit_code == 0
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_each_architecture_has_a_shape_without_data_in_both_types(family):
+    config = tiny_config(family)
+    text = config.get_text_config()
+    half, full = (shape_of(config, dtype) for dtype in ("bfloat16", "float32"))
+    assert 0 < half.block_saved < full.block_saved <= full.blocks_saved < 2 * half.blocks_saved + 1
+    recurrent = {"linear_attention", "conv", "mlp"} & {*(getattr(text, "layer_types", None) or ())}
+    attending = half.layers - len(recurrent)
+    assert half.kv_elements == 2 * attending * text.num_key_value_heads * 8
+
+
+def test_a_plan_of_a_hybrid_model_has_each_kind_of_its_blocks():
+    config = tiny_config("qwen3_next")
+    two = shape_of(config, "bfloat16")
+    config.num_hidden_layers = 4
+    config.layer_types = ["linear_attention"] * 3 + ["full_attention"]
+    four = shape_of(config, "bfloat16")
+    assert four.kv_elements == two.kv_elements
+    assert four.blocks_saved - two.blocks_saved == 2 * two.block_saved  # the recurrent kind's
 
 
 def test_unreadable_model_is_named(tmp_path):
