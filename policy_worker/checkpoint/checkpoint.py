@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ import transformers
 from torch import Tensor
 
 from paceline.config.load import fleet_digest
+from paceline.config.model_files import weights_fingerprint
 from paceline.config.schema import Config
 from paceline.errors import UserError
 from paceline.ids import Step, Version
@@ -179,6 +181,7 @@ class Checkpointer:
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
         meta = self._checked_meta(path)
+        self._refuse_other_base(path, meta)
         if strange := sorted(targets.keys() ^ stored_tensors(path).keys()):
             where = "checkpoint" if strange[0] in targets else "model"
             raise CheckpointError(
@@ -201,6 +204,13 @@ class Checkpointer:
         path = Path(path)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
         meta = self._checked_meta(path)
+        self._refuse_other_base(path, meta)
+        ours, theirs = self._config.model.lora, meta.get("lora")
+        if ours is not None and theirs and ours.alpha != theirs["alpha"]:
+            raise CheckpointError(
+                f"model.initial_checkpoint: adapters of {path} have alpha {theirs['alpha']:g}, and "
+                f"model.lora.alpha is {ours.alpha:g}: set it to theirs"
+            )
         stored = stored_tensors(path).keys()
         whole = targets.keys() == stored
         differs = f"model.initial_checkpoint: {path} is of another model than model.path"
@@ -214,6 +224,24 @@ class Checkpointer:
             targets = {n: t for n, t in targets.items() if n in stored and n.startswith(WEIGHTS)}
         self._read(path, targets, differs)
         event(log, "began with a checkpoint", path=path, of_step=meta["step"], optimizer=whole)
+
+    def _refuse_other_base(self, path: Path, meta: Mapping[str, Any]) -> None:
+        """Adapters of another base are of its shapes. Checkpoints of before name no digest."""
+        mine = self._bases if meta.get("lora") else {}
+        for part in meta.get("parts", ()):
+            here, there = mine.get(part["name"]), part.get("base")
+            if here and there and here != there:
+                raise CheckpointError(
+                    f"{path} has adapters of {part['name']} for another base than this run's, "
+                    f"whose weights differ: set its model.path to {part['path']} as it was then"
+                )
+
+    @cached_property
+    def _bases(self) -> dict[str, str]:
+        """Fingerprint of the base of each part; none without adapters."""
+        parts = load_objective(self._config).trains if self._config.model.lora else ()
+        path = self._config.model.path
+        return {part.name: weights_fingerprint(part.path or path) for part in parts}
 
     def _read(self, path: Path, targets: dict[str, Tensor], differs: str) -> None:
         try:
@@ -315,7 +343,12 @@ class Checkpointer:
             "model": {"path": model.path, "tokenizer": model.tokenizer},
             "lora": None if model.lora is None else model.lora.model_dump(mode="json"),
             "parts": [
-                {"name": part.name, "head": part.head, "path": part.path or model.path}
+                {
+                    "name": part.name,
+                    "head": part.head,
+                    "path": part.path or model.path,
+                    "base": self._bases.get(part.name, ""),
+                }
                 for part in load_objective(self._config).trains
             ],
             "optimizer": {"groups": job.groups},

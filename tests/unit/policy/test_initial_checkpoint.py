@@ -1,6 +1,8 @@
 """A new run begins with the weights of another run's checkpoint, and with its optimizer state if
 that fits."""
 
+import json
+
 import pytest
 import torch
 
@@ -83,3 +85,24 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path, earlier):
     with pytest.raises(CheckpointError, match=r"earlier.* is of another model"):
         trainer.restore(str(path), 3, 3)
     trainer.close()
+
+
+def test_adapters_of_another_base_or_alpha_are_refused_by_name(tmp_path):
+    config = tiny_config(tmp_path, lora={"rank": 4, "alpha": 8.0})
+    checkpointer = Checkpointer(tmp_path / "earlier", config)
+    path = checkpointer.save_async(tiny_state(config)).result(60).path
+    make_tiny_model(tmp_path / "other" / "tiny-model", hidden=32, seed=1)
+    louder = tiny_config(tmp_path, lora={"rank": 4, "alpha": 64.0})
+    other = tiny_config(tmp_path / "other", lora={"rank": 4, "alpha": 8.0})
+    for settings, reason in (louder, "alpha 8, and .* is 64"), (other, "another base"):
+        trainer = trainer_of(beginning_with(settings, path), tmp_path)
+        with pytest.raises(CheckpointError, match=reason):
+            trainer.restore("", 0, 0)
+    with pytest.raises(CheckpointError, match="another base"):
+        trainer.restore(str(path), 0, 0)
+    meta = json.loads((path / "meta.json").read_text())
+    del meta["parts"][0]["base"]  # as before
+    (path / "meta.json").write_text(json.dumps(meta))
+    trainer.restore(str(path), 0, 0)
+    trainer.close()
+    checkpointer.close()
