@@ -176,8 +176,8 @@ def _saved(
         every = blocks_of(model)
         for block in every[blocks:]:  # their places stay, for what the config says of them
             block.forward = lambda hidden_states, *_, **__: hidden_states
-        for place, block in enumerate(every[:blocks]):
-            block.register_forward_pre_hook(enter(place))
+        for number, block in enumerate(every[:blocks]):
+            block.register_forward_pre_hook(enter(number))
             block.register_forward_hook(enter(None))
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
         for tokens, sign in ((TOKENS, -1), (2 * TOKENS, 1)):
