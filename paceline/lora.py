@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from paceline.config.model_files import weights_fingerprint
 from paceline.config.sections.training import ALL_LINEAR, SETTINGS_FILE, LoraConfig
 from paceline.errors import BadInput, did_you_mean, one_line
 from paceline.model_shape import blocks_of
@@ -38,10 +39,15 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     **dict.fromkeys(("use_dora", "use_rslora", "lora_bias"), (False, None)),
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
+    "fan_in_fan_out": (False, None),
+    **dict.fromkeys(("layer_replication", "alora_invocation_tokens"), (None, [])),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),  # the base stays
     "modules_to_save": ([], None),
 }
 """Values of an adapter_config.json under which the two matrices and the scale are all there is."""
 
+_BASE = "paceline_base"
+"""Field with the fingerprint of the base's weights; PEFT ignores it."""
 
 _WITHOUT = (nn.Embedding, nn.Conv1d)
 """Layers that need no adapter, though they have a matrix: PEFT leaves them out as well."""
@@ -180,6 +186,8 @@ def merge_into(
     rest = dict(tensors)
     for name in [name for name in tensors if name.endswith(SUFFIXES[0])]:
         layer = name.removesuffix(SUFFIXES[0])
+        if layer + SUFFIXES[1] not in rest:
+            raise LoraError(f"the adapter {layer} has no lora_B: write it again")
         a, b = rest.pop(name).float(), rest.pop(layer + SUFFIXES[1]).float()
         weight = dict(model.named_parameters()).get(f"{layer}.weight")
         if weight is None or weight.shape != (len(b), a.shape[1]):
@@ -206,6 +214,7 @@ def write_peft(
     whole = settings.targets != ALL_LINEAR and any({*t} & {*".*?["} for t in settings.targets)
     described = {name: values[0] for name, values in _PLAIN.items()} | {
         "base_model_name_or_path": base,
+        _BASE: weights_fingerprint(base),
         "task_type": task,
         "r": settings.rank,
         "lora_alpha": settings.alpha,
@@ -273,7 +282,10 @@ def _problem(
         if stored.get(ours) != getattr(settings, name):
             return f"{ours} is {stored.get(ours)} there: set model.lora.{name} to it"
     theirs = stored.get("base_model_name_or_path")
-    if theirs and Path(theirs).name != Path(base).name:
+    here = weights_fingerprint(base)
+    there = stored.get(_BASE) or (weights_fingerprint(str(theirs)) if theirs else "")
+    other = here != there if here and there else theirs and Path(theirs).name != Path(base).name
+    if other:
         return (
             f"its adapters are of {theirs}, and model.path is {base}: set model.path, or correct "
             f"base_model_name_or_path in {SETTINGS_FILE} if these are the same model"

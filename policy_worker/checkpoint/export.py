@@ -184,7 +184,12 @@ def _merged(
     except (OSError, ValueError) as error:
         raise _unreadable(source, error, trust_remote_code) from error
     heads = merge_into(model, trained.weights, lora)
-    model.load_state_dict(heads, strict=False)
+    _, unexpected = model.load_state_dict(heads, strict=False)
+    if unexpected:
+        raise ExportError(
+            f"{unexpected[0]} is not in {source} and no adapter of a linear layer (names that "
+            f"differ: {len(unexpected)}): merge it with PEFT itself"
+        )
     return model
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 from typer.testing import CliRunner
@@ -90,6 +90,14 @@ def test_adapters_are_exported_as_peft_has_them_or_merged(trained, tmp_path):
         logits = AutoModelForCausalLM.from_pretrained(out)(tokens).logits
         torch.testing.assert_close(logits, state.model(tokens).logits, atol=1e-5, rtol=1e-5)
         assert json.loads((out / MARKER).read_text())["checkpoint"] == str(checkpoint)
+    file, name = adapters / "adapter_model.safetensors", "base_model.model.lora_embedding_A"
+    save_file(stored | {name: torch.zeros(4, 4)}, file)
+    with pytest.raises(ExportError, match="lora_embedding_A is not in"):
+        export(adapters, None, tmp_path / "out", merge=True)
+    half = next(name for name in stored if name.endswith("lora_B.weight"))
+    save_file({name: tensor for name, tensor in stored.items() if name != half}, file)
+    with pytest.raises(LoraError, match="has no lora_B"):
+        export(adapters, None, tmp_path / "out", merge=True)
     other = make_tiny_model(tmp_path / "wider", hidden=64)
     with pytest.raises(LoraError, match=r"the adapter model\.layers\.0\..* fits no layer of"):
         export(checkpoint, other, tmp_path / "out", merge=True)

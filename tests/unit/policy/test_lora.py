@@ -231,7 +231,16 @@ REFUSED = {
     "head": ({"targets": ["lm_head"]}, {}, "no linear layer in the blocks"),
     "rank": ({"rank": 8, "path": "?"}, {}, "r is 4 there: set model.lora.rank"),
     "dora": ({"path": "?"}, {"use_dora": True}, "use_dora = True, which is not supported"),
-    "base": ({"path": "?"}, {"base_model_name_or_path": "org/other"}, "are of org/other"),
+    "pissa": ({"path": "?"}, {"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa', which"),
+    "replicas": ({"path": "?"}, {"layer_replication": [[0, 1]]}, "layer_replication = "),
+    "turned": ({"path": "?"}, {"fan_in_fan_out": True}, "fan_in_fan_out = True"),
+    "late": ({"path": "?"}, {"alora_invocation_tokens": [1]}, "alora_invocation_tokens = "),
+    "base": (
+        {"path": "?"},
+        {"base_model_name_or_path": "org/other", "paceline_base": ""},
+        "are of org/other",
+    ),
+    "weights": ({"path": "?"}, {"paceline_base": "0" * 32}, "its adapters are of"),
     "targets": ({"path": "?", "targets": ["q_proj"]}, {}, "set model.lora.targets as in its"),
     "absent": ({"path": "/nowhere"}, {}, "cannot be read"),
 }
