@@ -282,9 +282,9 @@ def _problem(
         if stored.get(ours) != getattr(settings, name):
             return f"{ours} is {stored.get(ours)} there: set model.lora.{name} to it"
     theirs = stored.get("base_model_name_or_path")
-    here = weights_fingerprint(base)
-    there = stored.get(_BASE) or (weights_fingerprint(str(theirs)) if theirs else "")
-    other = here != there if here and there else theirs and Path(theirs).name != Path(base).name
+    mine = weights_fingerprint(base)
+    given = stored.get(_BASE) or (weights_fingerprint(str(theirs)) if theirs else "")
+    other = mine != given if mine and given else theirs and Path(theirs).name != Path(base).name
     if other:
         return (
             f"its adapters are of {theirs}, and model.path is {base}: set model.path, or correct "
