@@ -18,6 +18,8 @@ WIDTH = 98
 LORA_LR = 10
 """Learning rate of adapters over that of whole weights: Schulman et al., LoRA Without Regret, 2025.
 """
+NARROW_LORA_LR = 2.5
+"""The same for the tiny model: the first steps change narrow layers more."""
 Table = dict[str, Any]
 STARTS = ("start", "recorded_start")
 
@@ -89,7 +91,8 @@ def template_settings(algorithm: str, size: str, *, lora: bool = False) -> Table
         settings = _merged(settings, special)
     settings["train"] = {"algorithm": "grpo", **settings["train"]}
     if lora:
-        lr = float(f"{LORA_LR * settings['train']['optimizer']['lr']:.3g}")
+        factor = NARROW_LORA_LR if size == "tiny" else LORA_LR
+        lr = float(f"{factor * settings['train']['optimizer']['lr']:.3g}")
         rate = {"train": {"optimizer": {"lr": lr}}}
         settings = _merged(_merged(settings, _TEMPLATES["lora"]), rate)
     return {name: settings[name] for name in SECTIONS if name in settings}

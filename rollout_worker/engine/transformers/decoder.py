@@ -38,8 +38,10 @@ class CacheShape:
 class SlotCache:
     """``keys`` and ``values``: [layers, rows, heads, length, dim]. ``states``: [rows, ...] each."""
 
-    def __init__(self, shape: CacheShape) -> None:
+    def __init__(self, shape: CacheShape, longest: int = 0) -> None:
+        """``longest``: most tokens of a sequence; 0: unknown."""
         self.shape = shape
+        self.longest = longest
         self.moves = 0
         """How often the entries were copied to other memory."""
         self.keys = self._empty(0, 0, shape.key_dim)
@@ -60,7 +62,8 @@ class SlotCache:
             return
         rows = self.rows if rows <= self.rows else _round_up(rows, _ROWS_STEP)
         # Doubling keeps the copying linear in the final length.
-        longer = _round_up(max(length, min(2 * self.length, 2 * length)), _LENGTH_STEP)
+        doubled = min(2 * self.length, 2 * length, self.longest or 2 * length)
+        longer = _round_up(max(length, doubled), _LENGTH_STEP)
         length = self.length if length <= self.length else longer
         self.moves += 1
         keys, values = self.keys, self.values

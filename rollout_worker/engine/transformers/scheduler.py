@@ -44,7 +44,7 @@ class Scheduler:
     ) -> None:
         self._decoder = decoder
         self._device = decoder.shape.device
-        self._cache = SlotCache(decoder.shape)
+        self._cache = SlotCache(decoder.shape, context)
         self._graphs: StepGraphs | None = None
         if new_graph is not None:
             self._graphs = StepGraphs(decoder, self._cache, slots, context, new_graph)
@@ -88,7 +88,7 @@ class Scheduler:
 
     def drop_cache(self) -> None:
         """Frees the memory of the cache, when nothing runs."""
-        self._cache = SlotCache(self._decoder.shape)
+        self._cache = SlotCache(self._decoder.shape, self._cache.longest)
         if self._graphs is not None:
             self._graphs.drop(self._cache)
 

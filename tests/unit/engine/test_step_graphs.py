@@ -16,7 +16,7 @@ from paceline.process.parked_memory import ParkedMemory
 from rollout_worker.engine.base import Request, SamplingParams
 from rollout_worker.engine.parameters import WeightTable, copy_parts
 from rollout_worker.engine.stopping import TokenTexts
-from rollout_worker.engine.transformers.decoder import Decoder
+from rollout_worker.engine.transformers.decoder import CacheShape, Decoder, SlotCache
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.scheduler import Scheduler
@@ -277,3 +277,14 @@ def test_the_imitation_refuses_what_a_cuda_graph_refuses() -> None:
         move()
         with pytest.raises(Refused, match="moved"):
             again.replay()
+
+
+def test_the_cache_doubles_up_to_the_longest_sequence():
+    shape = CacheShape(1, 1, 1, 1, torch.float32, torch.device("cpu"))
+    lengths = {}
+    for longest in (0, 150):
+        cache = SlotCache(shape, longest)
+        for length in (100, 129):
+            cache.reserve(1, length, 0, 0)
+        lengths[longest] = cache.length
+    assert lengths == {0: 256, 150: 160}
