@@ -126,8 +126,8 @@ class _Saved:
 def _saved(
     config: Any, blocks: int, dtype: str, trust_remote_code: bool
 ) -> dict[int | None, _Saved]:
-    """What a forward keeps for its backward, without parameters and head: in each of the first
-    ``blocks`` blocks, and outside (None)."""
+    """Bytes that a forward keeps for its backward, without parameters and head: in each of the
+    first ``blocks`` blocks, and outside (None)."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from transformers import AttentionInterface, AutoModel
