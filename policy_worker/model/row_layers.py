@@ -104,11 +104,11 @@ def _by_sequence(forward: Callable[..., Tensor], packing: Packing, hidden_states
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_routes(layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    row: _Row = layer._row
-    wanted = row.routes.view(len(row.routes), row.layers, -1)[:, layer._number]  # type: ignore[union-attr, arg-type]
+    row: Any = layer._row
+    wanted = row.routes.view(len(row.routes), row.layers, -1)[:, layer._number]
     with Router(layer, wanted) as router:
         found = forward(*args, **kwargs)
-    agreement = row.packing.agreement  # type: ignore[union-attr]
+    agreement = row.packing.agreement
     if router.agreement is not None and len(agreement) < row.layers:
         agreement.append(router.agreement)
     return found
