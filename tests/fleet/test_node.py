@@ -32,7 +32,7 @@ def test_a_run_on_two_hosts_goes_on_after_the_loss_of_either(
     write_run(
         tmp_path,
         reward=SLOWLY,
-        train={"steps": 32, "checkpoint_every": 8},
+        train={"steps": 48, "checkpoint_every": 8},
         fleet={"rollout": 1},
     )
     hosts.start(0)
@@ -61,4 +61,4 @@ def test_a_run_on_two_hosts_goes_on_after_the_loss_of_either(
     hosts.command("resume")
 
     assert [hosts.wait(0), hosts.wait(1)] == [0, 0], hosts.said()
-    assert hosts.assert_sound(steps=32)["samples_trained"] == 32 * 4 * 4
+    assert hosts.assert_sound(steps=48)["samples_trained"] == 48 * 4 * 4
