@@ -166,6 +166,6 @@ def test_an_interrupt_shows_what_is_scored_by_then(run_dir: Path) -> None:
             process.kill()
             process.wait()
     assert process.returncode == 130, said
-    assert "of 40000 prompts: the means are over those scored" in said and "reward" in shown
+    assert "of 40,000 prompts: the means are over those scored" in said and "reward" in shown
     found = json.loads(out.read_text())
     assert found["interrupted"] and 0 < found["scored"] < 40000 and "Traceback" not in said

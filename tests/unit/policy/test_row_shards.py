@@ -14,7 +14,7 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.payloads.group_payload import encode
 from policy_worker.objectives.batch import BadGroup, StepTotals
 from policy_worker.objectives.load import load_objective
-from policy_worker.rows.group_reading import AcceptedGroup
+from policy_worker.rows.group_reading import AcceptedGroup, ModelLimits
 from policy_worker.rows.row_shards import RowShard, RowShards, deal_rows, wanted_groups
 from testbed.patience import patient
 from tests.fixtures.group_meta import submitted
@@ -64,8 +64,9 @@ class Reading:
         def one(rank: int) -> RowShard | Exception:
             shares = RowShards(load_objective(config), config, Rank(ranks, rank))  # type: ignore[arg-type]
             try:
+                limits = ModelLimits(vocabulary=1000)
                 return shares.take(
-                    self.accepted, TOTALS, 1000, lambda keys: self._fetch(rank, keys)
+                    self.accepted, TOTALS, limits, lambda keys: self._fetch(rank, keys)
                 )
             except (BadGroup, EpochCancelled, RuntimeError) as error:
                 return error

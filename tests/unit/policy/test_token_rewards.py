@@ -8,7 +8,7 @@ import pytest
 
 from policy_worker.objectives.batch import BadGroup
 from policy_worker.objectives.grpo import Grpo
-from policy_worker.rows.group_reading import check_values, decode
+from policy_worker.rows.group_reading import ModelLimits, check_values, decode
 from policy_worker.toy_step import totals_of
 from tests.fixtures.policy_models import make_config, make_group
 
@@ -157,4 +157,4 @@ def test_truncated_completions_give_no_gradient_and_count_in_the_totals():
 def test_a_payload_with_rewards_of_no_token_is_named(steps, words):
     group = with_steps("t0", [1.0, 0.0], [2, 2], [steps, {}])
     with pytest.raises(BadGroup, match=f"group t0: .*{words}"):
-        check_values(decode([group]), [group], 10)
+        check_values(decode([group]), [group], ModelLimits(vocabulary=10))
