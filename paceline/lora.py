@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from torch.nn.functional import linear
 from paceline.config.model_files import weights_fingerprint
 from paceline.config.sections.training import ALL_LINEAR, SETTINGS_FILE, LoraConfig
 from paceline.errors import BadInput, did_you_mean, one_line
+from paceline.model_head import mix_in
 from paceline.model_shape import blocks_of
 
 TENSORS_FILE = "adapter_model.safetensors"
@@ -80,18 +80,12 @@ class LoraLinear(nn.Module):  # type: ignore[misc]
         return y + linear(linear(x, a) * self.scale, b)
 
 
-@cache  # one class for all layers of a kind, so that they share what was compiled
-def _with_adapter(kind: Any) -> Any:
-    return type(LoraLinear.__name__, (LoraLinear, kind), {"__module__": __name__})
-
-
 def attach(model: nn.Module, settings: LoraConfig) -> None:
     """Freezes ``model`` (a transformers one, also without memory), and gives its targets float32
     adapters of zeros, in place. Raises LoraError."""
     model.requires_grad_(False)
     for layer in targets_of(model, settings).values():
-        kind: Any = type(layer)
-        layer.__class__ = _with_adapter(kind)
+        mix_in(LoraLinear, layer)
         device, rank = layer.weight.device, settings.rank
         layer.lora_A = _Matrix(rank, layer.in_features, device)
         layer.lora_B = _Matrix(layer.out_features, rank, device)

@@ -1,7 +1,9 @@
-"""Head of a language model: logits of hidden states, by chunks of tokens."""
+"""Head of a language model: logits of hidden states, by chunks of tokens. And forwards that modules
+gain."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,3 +45,16 @@ def has_other_logits(model: Any, device: torch.device) -> bool:
         hidden = model.base_model(input_ids=ids, use_cache=False)[0]
         own = model(input_ids=ids, use_cache=False).logits.float()
         return not torch.allclose(own, logits_of(model, hidden).float(), atol=0.05, rtol=0.01)
+
+
+def mix_in(part: type, module: Any) -> None:
+    """Gives ``module`` the forward of ``part`` before its own, in place. Modules of one class share
+    the result, so that compiled code is made once for all of them. The name of the class stays:
+    exports write it to config.json as the architecture."""
+    kind: Any = type(module)
+    module.__class__ = _mixed(part, kind)
+
+
+@cache
+def _mixed(part: Any, kind: Any) -> type:
+    return type(kind.__name__, (part, kind), {"__module__": part.__module__})

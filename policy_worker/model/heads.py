@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.model_head import DEFAULT_CHUNK_MB, logits_of, tokens_per_chunk
+from paceline.model_head import DEFAULT_CHUNK_MB, logits_of, mix_in, tokens_per_chunk
 from paceline.process.structured_log import event, first_line
 from policy_worker.model.attention import MicroBatch
 from policy_worker.objectives.columns import TokenScores
@@ -73,13 +73,7 @@ def make_scorer(model: nn.Module) -> None:
     ``rows.probe`` finds what its layers do with packed rows."""
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
         raise Headless(f"{type(model).__name__} has no language-model head")
-    _mix_in(_ScoresTokens, model)
-
-
-def _mix_in(kind: type, model: nn.Module) -> None:
-    # Same name: exports write it to config.json as the architecture.
-    name = type(model).__name__
-    model.__class__ = type(name, (kind, type(model)), {"__module__": __name__})
+    mix_in(_ScoresTokens, model)
 
 
 def forward_row(base: nn.Module, microbatch: MicroBatch, **more: Any) -> Any:
@@ -279,7 +273,7 @@ def make_value_head(model: nn.Module) -> None:
     if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
         name = type(model).__name__
         raise Headless(f"{name} has no linear head with one output, without bias")
-    _mix_in(_ScoresStates, model)
+    mix_in(_ScoresStates, model)
 
 
 def values(model: nn.Module, microbatch: MicroBatch, at: Literal["token", "before"]) -> Tensor:

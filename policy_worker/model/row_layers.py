@@ -14,13 +14,13 @@ A layer with experts sends each token to those that the engine chose for it, if 
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.expert_routes import Router, expert_layers
+from paceline.model_head import mix_in
 from policy_worker.model.row_layout import Packing
 
 
@@ -56,16 +56,8 @@ class _Row:
 
 
 def _tell(layer: Any, kind: type, row: _Row, number: int = 0) -> None:
-    """Gives ``layer`` the forward of ``kind``. All layers of a class have one, so that code is
-    compiled once for all of them, and not for an object of each."""
-    plain: Any = type(layer)
-    layer.__class__ = _told(kind, plain)
+    mix_in(kind, layer)
     layer._row, layer._number = row, number
-
-
-@cache
-def _told(kind: Any, layer: Any) -> type:
-    return type(layer.__name__, (kind, layer), {"__module__": layer.__module__})
 
 
 class _BySequence:
