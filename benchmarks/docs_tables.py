@@ -24,6 +24,7 @@ from benchmarks.scaling import report
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+MEASUREMENTS = tomllib.loads((ROOT / "benchmarks" / "learning" / "arms.toml").read_text())
 TEMPLATES = ROOT / "benchmarks" / "tables"
 MARKED = re.compile(r"(<!-- (\w+) table: begin -->\n).*?(<!-- \2 table: end -->)", re.DOTALL)
 
@@ -51,6 +52,7 @@ def environment() -> jinja2.Environment:
         "gain": lambda modes: modes["4"]["samples_per_s"] / modes["0"]["samples_per_s"],
         "attribution_rows": verdict.rows,
         "scaling": report,
+        "arms": lambda name: MEASUREMENTS[name]["arms"],
         "faults": tomllib.loads((ROOT / "benchmarks" / "recovery" / "faults.toml").read_text()),
     }
     return made

@@ -1,4 +1,4 @@
-"""What publishing and checkpointing take from training beside them."""
+"""Cost of publishing and checkpointing beside training."""
 
 import gc
 import itertools
