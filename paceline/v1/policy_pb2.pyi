@@ -104,20 +104,24 @@ class StepPlan(_message.Message):
     def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ..., total_samples: _Optional[int] = ..., reward_sum: _Optional[float] = ..., reward_squares: _Optional[float] = ..., within_squares: _Optional[float] = ..., lr: _Optional[float] = ..., checkpoint: _Optional[bool] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PlannedGroup(_message.Message):
-    __slots__ = ("tokens", "sequences", "suspect", "digest", "prompt_tokens", "lengths")
+    __slots__ = ("tokens", "sequences", "suspect", "digest", "prompt_tokens", "lengths", "branches", "prefixes")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     sequences: int
     suspect: bool
     digest: str
     prompt_tokens: int
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., suspect: _Optional[bool] = ..., digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    branches: _containers.RepeatedScalarFieldContainer[int]
+    prefixes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., suspect: _Optional[bool] = ..., digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., branches: _Optional[_Iterable[int]] = ..., prefixes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VersionEpoch(_message.Message):
     __slots__ = ("first_version", "offset")

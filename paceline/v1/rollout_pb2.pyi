@@ -162,7 +162,7 @@ class LeaseReply(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., empty_reason: _Optional[_Union[EmptyReason, str]] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("tokens", "logprobs", "versions", "finish_reason", "reward", "reward_components", "loss_mask", "text", "answer", "token_rewards", "columns", "routes")
+    __slots__ = ("tokens", "logprobs", "versions", "finish_reason", "reward", "reward_components", "loss_mask", "text", "answer", "token_rewards", "columns", "routes", "branch")
     class RewardComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,7 @@ class Completion(_message.Message):
     TOKEN_REWARDS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     logprobs: bytes
     versions: _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]
@@ -201,7 +202,16 @@ class Completion(_message.Message):
     token_rewards: _containers.RepeatedCompositeFieldContainer[TokenReward]
     columns: _containers.ScalarMap[str, bytes]
     routes: bytes
-    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_components: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., text: _Optional[str] = ..., answer: _Optional[str] = ..., token_rewards: _Optional[_Iterable[_Union[TokenReward, _Mapping]]] = ..., columns: _Optional[_Mapping[str, bytes]] = ..., routes: _Optional[bytes] = ...) -> None: ...
+    branch: Branch
+    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_components: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., text: _Optional[str] = ..., answer: _Optional[str] = ..., token_rewards: _Optional[_Iterable[_Union[TokenReward, _Mapping]]] = ..., columns: _Optional[_Mapping[str, bytes]] = ..., routes: _Optional[bytes] = ..., branch: _Optional[_Union[Branch, _Mapping]] = ...) -> None: ...
+
+class Branch(_message.Message):
+    __slots__ = ("of", "prefix")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    of: int
+    prefix: int
+    def __init__(self, of: _Optional[int] = ..., prefix: _Optional[int] = ...) -> None: ...
 
 class TokenReward(_message.Message):
     __slots__ = ("token", "reward")
@@ -236,7 +246,7 @@ class Group(_message.Message):
     def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., prompt_text: _Optional[str] = ..., prompt_cut: _Optional[int] = ..., prompt_routes: _Optional[bytes] = ..., routes_width: _Optional[int] = ...) -> None: ...
 
 class GroupMeta(_message.Message):
-    __slots__ = ("task", "kind", "digest", "prompt_tokens", "prompt_cut", "generate_s", "reward_s", "min_version", "max_version", "token_versions", "sequence_versions", "lengths", "rewards", "answers", "truncated")
+    __slots__ = ("task", "kind", "digest", "prompt_tokens", "prompt_cut", "generate_s", "reward_s", "min_version", "max_version", "token_versions", "sequence_versions", "lengths", "rewards", "answers", "truncated", "branches", "prefixes", "sample_versions")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +262,9 @@ class GroupMeta(_message.Message):
     REWARDS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     kind: TaskKind
     digest: str
@@ -267,7 +280,10 @@ class GroupMeta(_message.Message):
     rewards: _containers.RepeatedScalarFieldContainer[float]
     answers: _containers.RepeatedScalarFieldContainer[str]
     truncated: int
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., prompt_cut: _Optional[int] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., token_versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., sequence_versions: _Optional[_Iterable[_Union[SequenceVersions, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[str]] = ..., truncated: _Optional[int] = ...) -> None: ...
+    branches: _containers.RepeatedScalarFieldContainer[int]
+    prefixes: _containers.RepeatedScalarFieldContainer[int]
+    sample_versions: _containers.RepeatedCompositeFieldContainer[SequenceVersions]
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., prompt_cut: _Optional[int] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., token_versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., sequence_versions: _Optional[_Iterable[_Union[SequenceVersions, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[str]] = ..., truncated: _Optional[int] = ..., branches: _Optional[_Iterable[int]] = ..., prefixes: _Optional[_Iterable[int]] = ..., sample_versions: _Optional[_Iterable[_Union[SequenceVersions, _Mapping]]] = ...) -> None: ...
 
 class SequenceVersions(_message.Message):
     __slots__ = ("versions", "sequences")
