@@ -23,7 +23,7 @@ from paceline.errors import BadInput, UserError
 from paceline.observe.fleet_file import FleetRecord
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import read_lines
-from paceline.observe.run_watcher import answers, follow_events
+from paceline.observe.run_watcher import follow_events, leader_status
 from paceline.observe.runs import is_run, is_running, read_run, read_summary
 from paceline.process.user_code import python_module
 from paceline.rpc.grpc_channel import as_dict
@@ -263,8 +263,8 @@ class RunHandle:
             record = FleetRecord.read(self.path)
             if record is not None and record.supervisor.pid == self._process.pid:
                 with contextlib.suppress(UserError):
-                    if self._ask(lambda control: answers(control, 1.0)) is not None:
-                        return
+                    self._ask(lambda control: leader_status(control, 1.0))
+                    return
             time.sleep(POLL_S)
         if self._process.returncode:
             raise RunFailed(f"the run in {self.path} did not start: {self._last_words()}")

@@ -4,7 +4,10 @@ process stands."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,11 +27,11 @@ from paceline_launcher.cli.common import (
 from paceline_launcher.terminal import out_console, printable
 
 if TYPE_CHECKING:
-    from paceline.observe.run_watcher import RunPicture
     from paceline.rpc.client import ControlPlane
     from paceline.v1 import admin_pb2
 
 ANSWER_LIMIT_S = 3.0
+LOOK_BACK_S = 60.0  # Without run files, events are shown from so long ago
 
 
 def status(*, target: Target, as_json: JsonOption = False) -> None:
@@ -85,23 +88,51 @@ def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0)
     Args:
         every SECONDS: Refresh interval.
     """
-    from paceline.observe.run_watcher import first_look, watch
-    from paceline_launcher.live_view import open_console
+    from paceline.observe.curves import Progress
+    from paceline.observe.event_history import ENDS, is_listed, text_of
+    from paceline.observe.projection import Projection
+    from paceline.observe.run_watcher import GONE_S, follow_events, leader_status
+    from paceline.observe.runs import read_run
+    from paceline.observe.vocabulary import AT_EVERY_STEP
+    from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
+    from paceline_launcher.live_view import EVENTS_SHOWN, open_console
+
+    run_dir = target.run_dir
 
     async def look_on(control: ControlPlane) -> str:
-        begun = await first_look(control, target.run_dir)
-        console = open_console(progress=begun.progress)
+        past = (
+            Projection() if run_dir is None else await asyncio.to_thread(Projection.read, run_dir)
+        )
+        console, answered = open_console(progress=Progress(past.metrics)), -math.inf
+        for event in past.history.after(None, limit=EVENTS_SHOWN, kinds="notable", newest=True):
+            console.note(event.text, event.t)
 
-        def show(picture: RunPicture) -> None:
-            if picture.status is not None:
-                console.show(picture.status)
+        async def tell() -> None:
+            # A journal position is the time in milliseconds.
+            after = past.position or f"{round((time.time() - LOOK_BACK_S) * 1e3)}-0"
+            with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):  # the poll says so
+                async for _, event in follow_events(control, after):
+                    if is_listed(event) and event["type"] not in AT_EVERY_STEP:
+                        console.note(text_of(event), event["at"])
 
+        telling = asyncio.create_task(tell())
         try:
-            for t, text in begun.events:
-                console.note(text, t)
-            run_dir = target.run_dir
-            return await watch(control, begun, show, console.note, every_s=every, run_dir=run_dir)
+            while True:
+                try:
+                    status = await leader_status(control, ANSWER_LIMIT_S)
+                except ControlPlaneUnavailable:
+                    if run_dir is not None and target.over:
+                        return read_run(run_dir).state
+                    if time.monotonic() - answered > GONE_S:
+                        raise
+                else:
+                    answered = time.monotonic()
+                    console.show(status)
+                    if status.phase in ENDS.values():
+                        return status.phase
+                await asyncio.sleep(every)
         finally:
+            telling.cancel()
             console.close()
 
     raise typer.Exit(1 if target.ask(look_on) == "failed" else 0)

@@ -74,7 +74,6 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Controllers that are not there are not waited for as long as those that may come back."""
     monkeypatch.setattr("paceline_launcher.cli.status.ANSWER_LIMIT_S", 0.3)
     monkeypatch.setattr("paceline_launcher.cli.samples.ANSWER_S", 0.3)
-    monkeypatch.setattr("paceline.observe.run_watcher.FIRST_ANSWER_S", 0.3)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -6,18 +6,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from paceline.observe.run_watcher import first_look, follow_events
+from paceline.observe.run_watcher import follow_events
 from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline_launcher.cli import app
-from paceline_launcher.cli.common import Target
 from testbed.fleets.controller_processes import Controllers
 from testbed.fleets.controllers import addresses, control_of, running_controllers, status, until
 from testbed.fleets.local_run import ROOT
@@ -72,20 +70,6 @@ def asked(*arguments: str) -> Any:
     shown = CliRunner().invoke(app, [*arguments, "--json"])
     assert shown.exit_code == 0, shown.exception
     return json.loads(shown.stdout)
-
-
-def test_top_begins_with_the_past_that_the_run_directory_has(fleet: Controllers) -> None:
-    afar = {"controllers": ",".join(addresses(fleet)), "token_file": fleet.run_dir / TOKEN_FILE}
-    for target in (Target(run_dir=fleet.run_dir), Target(**afar)):
-        look = target.ask(partial(first_look, run_dir=target.run_dir))
-        assert look.status is not None and look.status.step >= STEPS
-        assert look.status.leader == "controller-0"
-        assert {c.state for c in look.status.controllers} == {"leader", "standby"}
-        rewards = look.progress.rewards(48)
-        if target.run_dir is not None:
-            assert len(rewards) == look.status.step and rewards[0] == pytest.approx(0.5)
-            assert (look.progress.seconds_left(look.status.step, look.status.total_steps) or 0) > 0
-            assert look.events[-1][1]
 
 
 def test_samples_are_read_from_the_controllers(paceline: Command, fleet: Controllers) -> None:
