@@ -32,6 +32,9 @@ class FaultyRank(PacelineRank):
         wrong = fault == "kernels that compute something else"
         if wrong:
             tensors = tensors | {"model.norm.weight": tensors["model.norm.weight"].clone()}
+        if fault.startswith("held back: "):
+            layer = model.get_submodule(fault.removeprefix("held back: "))
+            before = layer.weight.detach().clone()
         if fault.startswith("left out: "):
             # A fused parameter: vLLM misses no parameter of its own.
             name = fault.removeprefix("left out: ")
@@ -44,6 +47,9 @@ class FaultyRank(PacelineRank):
             super().paceline_fill(model, some)
         else:
             super().paceline_fill(model, tensors)
+        if fault.startswith("held back: "):
+            layer = model.get_submodule(fault.removeprefix("held back: "))
+            layer.weight.data.copy_(before)
         if fault == "a wrong last layer":
             next(p for n, p in model.named_parameters() if "norm" in n).data.mul_(1.5)
         for module in model.modules():

@@ -281,23 +281,21 @@ class VLLMEngine(Engine):
 
     async def _fill_ranks(self, weights: SharedWeights) -> list[str]:
         """The ranks' errors."""
-        arguments = weights.key, self._compares, self._first_sync
+        arguments = weights.key, self._verify_every > 0, self._first_sync, self._complete
         return list(filter(None, await self._client.ranks("paceline_swap", *arguments)))
 
     @property
-    def _compares(self) -> bool:
-        # The slots of adapters are not quantised, whatever the base is.
-        spec = self._client.spec
-        return self._verify_every > 0 and (spec.scale is not None or not spec.quantised)
+    def _complete(self) -> bool:
+        """The next comparison reads all elements."""
+        due = self._verify_every > 0 and self._checked % self._verify_every == 0
+        return due or self._distrusted or self._first_sync
 
     async def _check(self, weights: SharedWeights) -> None:
         """While generation is paused: compares the parameters. If they differ, ends all requests
         and raises ParametersDiffer."""
-        if not self._compares:
+        if not self._verify_every:
             return
-        due = self._checked % self._verify_every == 0
-        complete = due or self._distrusted or self._first_sync
-        ranks = await self._client.ranks("paceline_check", weights.key, complete)
+        ranks = await self._client.ranks("paceline_check", weights.key, self._complete)
         if wrong := list(dict.fromkeys(name for names in ranks for name in names)):
             self._usable, self._distrusted = False, True
             await self._requests.end_all()
@@ -318,14 +316,14 @@ class VLLMEngine(Engine):
         limit = readback.tolerance(spec.dtype, scale, quantised=spec.quantised)
         if not gap <= limit:
             self._usable = False
-            ranks = await self._client.ranks("paceline_untraced", key) if self._compares else []
+            ranks = await self._client.ranks("paceline_untraced", key) if self._verify_every else []
             untraced = sorted(set.intersection(*map(set, ranks))) if ranks else []
             raise WeightMismatch(
                 f"after the first sync vLLM's log-probs differ from those of the weights sent by "
                 f"{gap:.3g} on average, rounding explains {limit:.3g}"
                 + (f"; vLLM copied nothing of {some(untraced)}" if untraced else "")
             )
-        event(logger, "first sync verified", gap=gap, limit=limit, compared=self._compares)
+        event(logger, "first sync verified", gap=gap, limit=limit)
 
     async def _empty_cache(self) -> None:
         """Empties the key-value cache. Non-finite values stay in it, and even at a masked position

@@ -36,6 +36,7 @@ class Readback(TorchFunctionMode):
         self.views: Views = {}
         self._in_storage: dict[int, set[Key]] = {}
         """Keys of the views, by the storage that they are in."""
+        self._taken: Counter[Place] = Counter()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -81,9 +82,15 @@ class Readback(TorchFunctionMode):
         self.views[key] = view
         self._in_storage.setdefault(view.untyped_storage().data_ptr(), set()).add(key)
 
+    def take(self, parameter: Tensor) -> Views:
+        """The views of the memory of ``parameter``, which are kept no longer."""
+        keys = self._in_storage.pop(parameter.untyped_storage().data_ptr(), set())
+        self._taken.update(key[:4] for key in keys)
+        return {key: self.views.pop(key) for key in keys}
+
     def places(self) -> Counter[Place]:
         """The parts that were copied, each as often as it was."""
-        return Counter(key[:4] for key in self.views)
+        return self._taken + Counter(key[:4] for key in self.views)
 
     def plan(self, model: nn.Module, loaded: Iterable[str]) -> CopyPlan | None:
         """The copies that load the next version; None if loading is more than copying. It is only

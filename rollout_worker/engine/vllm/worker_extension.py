@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from rollout_worker.engine.parameters import differing
 from rollout_worker.engine.vllm import adapters, internals
+from rollout_worker.engine.vllm.quantised import QuantisedLayers
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, Place, RankWeights, read, stage_for
 from rollout_worker.engine.vllm.readback import Readback
 
@@ -79,10 +80,13 @@ class PacelineRank:
         """Its device has memory of its own."""
         return bool(self.device.type != "cpu")
 
-    def paceline_swap(self: Any, key: int, note: bool = False, first: bool = False) -> str:
+    def paceline_swap(
+        self: Any, key: int, note: bool = False, first: bool = False, complete: bool = False
+    ) -> str:
         """The error; empty after success. Nothing else runs on the rank meanwhile. ``note``:
-        records the copies for paceline_check. ``first``: if loading turns out to be only copying,
-        later swaps repeat these copies."""
+        records the copies for paceline_check; what is quantised is compared before, ``complete`` or
+        a sample. ``first``: if loading turns out to be only copying, later swaps repeat these
+        copies."""
         from vllm.config import set_current_vllm_config
 
         # Caught, because the swap can be undone: see the module's docstring.
@@ -97,7 +101,7 @@ class PacelineRank:
                 elif weights.plan is not None:
                     weights.plan.apply(staged)
                 elif note:
-                    loaded = self._paceline_noted_fill(weights, staged.tensors)
+                    loaded = self._paceline_noted_fill(weights, staged.tensors, complete)
                     if first:
                         weights.noted = weights.notes.places()
                         self._paceline_plan(weights, staged, loaded)
@@ -125,12 +129,14 @@ class PacelineRank:
             self._paceline_noted_fill(weights, staged.tensors)
 
     def _paceline_noted_fill(
-        self: Any, weights: _Weights, tensors: dict[str, Tensor]
+        self: Any, weights: _Weights, tensors: dict[str, Tensor], complete: bool = False
     ) -> set[str] | None:
-        weights.notes = Readback(tensors)
-        with weights.notes:
-            loaded: set[str] | None = self.paceline_fill(self.model_runner.model, tensors)
-        return loaded
+        weights.notes = notes = Readback(tensors)
+        model: nn.Module = self.model_runner.model
+        weights.quantised = QuantisedLayers(notes, RankWeights(tensors), complete=complete)
+        with weights.quantised.watched(model), notes:
+            filled: set[str] | None = self.paceline_fill(model, tensors)
+        return filled
 
     def paceline_fill(self: Any, model: nn.Module, tensors: dict[str, Tensor]) -> set[str] | None:
         """Loads checkpoint weights into vLLM's model. Returns the names of the loaded parameters,
@@ -179,8 +185,9 @@ class PacelineRank:
         else:
             # A part that was copied at the first sync and is copied no more keeps its old bits.
             left_out = sorted({name for name, *_ in weights.noted - weights.notes.places()})
+            left_out += weights.quantised.differing()
             views = weights.notes.views
-            del weights.notes
+            del weights.notes, weights.quantised
         return left_out + differing(weights.staged[key].parts(views), complete=complete)
 
     def paceline_untraced(self: Any, key: int) -> list[str]:
@@ -220,6 +227,8 @@ class _Weights:
     staged: dict[int, RankWeights] = field(default_factory=dict)
     notes: Readback = field(init=False)
     """Copies of the newest swap that records copies, until they are compared."""
+    quantised: QuantisedLayers = field(init=False)
+    """The layers that this swap quantised."""
     noted: Counter[Place] = field(default_factory=Counter)
     """Parts of the weights that the first sync copied, each as often as it did."""
     plan: CopyPlan | None = None

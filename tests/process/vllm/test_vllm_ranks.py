@@ -191,3 +191,39 @@ async def test_where_loading_is_copying_a_swap_is_those_copies(
         assert await scene.serves(scene.models[0])
     finally:
         await engine.close()
+
+
+needs_amx = pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="this processor has no AMX: vLLM needs it"
+)
+
+
+@needs_amx
+async def test_a_quantised_engine_holds_what_was_sent_quantised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = tmp_path / "fault"
+    fault.write_text("")
+    monkeypatch.setenv(FAULT, str(fault))
+    monkeypatch.setattr(client, "EXTENSION", EXTENSION)
+    models = [make_tiny_model(tmp_path / str(s), hidden=128, seed=s) for s in range(2)]
+    options = {"vllm": {"quantization": "fp8_per_block"}, "dtype": "bfloat16"}
+    engine = make_test_engine("vllm", tiny_config(models[0], slots=8, engine="vllm", **options))
+    await engine.start()
+    try:
+        scene = Faulty(engine, fault, (Reference(models[0]), Reference(models[1])))
+        for model in (*scene.models, scene.models[0]):
+            await scene.load(model)
+        for what, named in (
+            ("left out: model.layers.0.self_attn.k_proj.weight", "k_proj"),
+            ("held back: model.layers.1.mlp.down_proj", "down_proj"),
+        ):
+            fault.write_text(what)
+            with pytest.raises(ParametersDiffer, match=rf"differ in .*{named}\.weight"):
+                await scene.load(scene.models[1])
+            fault.write_text("")
+            await engine.load_weights(
+                engine.version + 9, dict(scene.models[0].model.named_parameters())
+            )
+    finally:
+        await engine.close()
