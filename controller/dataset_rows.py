@@ -9,7 +9,7 @@ from controller.ledger.enums import Kind
 from controller.ledger.specs import LeasedTask
 from paceline.config.schema import Config
 from paceline.config.sections.evaluation import EvalSetConfig
-from paceline.config.sections.training import DataConfig
+from paceline.config.sections.inputs import DataConfig
 from paceline.dataset.data_order import DataSource
 from paceline.dataset.row_source import DataError
 from paceline.dataset.rows import RowSource

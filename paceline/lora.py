@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from paceline.config.model_files import weights_fingerprint
-from paceline.config.sections.training import ALL_LINEAR, SETTINGS_FILE, LoraConfig
+from paceline.config.sections.inputs import ALL_LINEAR, SETTINGS_FILE, LoraConfig
 from paceline.errors import BadInput, did_you_mean, one_line
 from paceline.model_head import mix_in
 from paceline.model_shape import blocks_of

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from paceline.config.schema import Config
-from paceline.config.sections.training import RewardConfig
+from paceline.config.sections.inputs import RewardConfig
 from paceline.dataset.rows import DataError, prompt_of
 from paceline.process.lifetime import leave_after
 from paceline.process.user_code import asked, search_start_directory_last

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.config.sections.training import SETTINGS_FILE
+from paceline.config.sections.inputs import SETTINGS_FILE
 from paceline.errors import BadInput, one_line
 
 Loaded = TypeVar("Loaded")

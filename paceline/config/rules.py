@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from paceline.config.fields import RowForm
 from paceline.config.objectives import FAMILY, TERMS, ignored, problem_of
 from paceline.config.sections.evaluation import HELD_OUT
+from paceline.config.sections.inputs import BUILT_IN_REWARDS
 from paceline.config.sections.objective_options import DistillOptions, PairOptions
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.errors import did_you_mean
 from paceline.evaluation import row_metrics
 

@@ -15,6 +15,7 @@ from paceline.config.fields import RowForm, Section, section_of, table_of
 from paceline.config.objectives import BUILT_IN, BuiltIn
 from paceline.config.rules import problem
 from paceline.config.sections.evaluation import EvaluationConfig
+from paceline.config.sections.inputs import DataConfig, ModelConfig, RewardConfig
 from paceline.config.sections.objective_options import ObjectiveConfig
 from paceline.config.sections.scorers import ScorerConfig, ScorersConfig
 from paceline.config.sections.services import (
@@ -27,13 +28,7 @@ from paceline.config.sections.services import (
     RedisConfig,
     RestConfig,
 )
-from paceline.config.sections.training import (
-    DataConfig,
-    ModelConfig,
-    RewardConfig,
-    RunConfig,
-    TrainConfig,
-)
+from paceline.config.sections.training import RunConfig, TrainConfig
 from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
 from paceline.errors import BadInput, plural
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.prompt_template import render
-from paceline.config.sections.training import DataConfig
+from paceline.config.sections.inputs import DataConfig
 from paceline.dataset.messages import BadMessage, Message, normal_message
 from paceline.dataset.row_source import Concatenated, DataError, JsonLines, Row, RowSource
 from paceline.errors import one_line, seen_from

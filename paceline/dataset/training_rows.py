@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.config.fields import RowForm
 from paceline.config.prompt_template import placeholders
-from paceline.config.sections.training import DataConfig, SourceConfig
+from paceline.config.sections.inputs import DataConfig, SourceConfig
 from paceline.dataset.data_order import DataSource, shares
 from paceline.dataset.row_source import Concatenated, DataError, RowSource
 from paceline.dataset.rows import (

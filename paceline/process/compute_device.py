@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.config.sections.training import ModelConfig
+from paceline.config.sections.inputs import ModelConfig
 from paceline.errors import BadInput
 from paceline.rpc.addresses import interface_of
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.config.model_files import has_adapters, positions
-from paceline.config.sections.training import SETTINGS_FILE
+from paceline.config.sections.inputs import SETTINGS_FILE
 from paceline.cuda_extensions import VLLM_MARK
 from paceline.errors import BadInput
 from paceline.observe.checkpoints import META, complete

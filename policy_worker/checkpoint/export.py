@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.model_files import has_adapters
-from paceline.config.sections.training import LoraConfig
+from paceline.config.sections.inputs import LoraConfig
 from paceline.errors import BadInput
 from paceline.lora import load_peft, merge_into, write_peft
 from paceline.process.files import write_durably

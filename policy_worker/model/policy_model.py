@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config
-from paceline.config.sections.training import ModelConfig
+from paceline.config.sections.inputs import ModelConfig
 from paceline.errors import BadInput
 from paceline.lora import attach
 from paceline.model_shape import blocks_of

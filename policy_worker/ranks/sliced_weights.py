@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.utils import cached_file
 
-from paceline.config.sections.training import LoraConfig
+from paceline.config.sections.inputs import LoraConfig
 from paceline.lora import PEFT_PREFIX, adapters_of, initial, read_peft
 from policy_worker.model.heads import HEAD
 

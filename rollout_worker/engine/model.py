@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from paceline.config.model_files import Loaded, load_pretrained
 from paceline.config.schema import Config
-from paceline.config.sections.training import LoraConfig
+from paceline.config.sections.inputs import LoraConfig
 from paceline.lora import SUFFIXES, adapters_of, attach, initial
 from paceline.process.compute_device import compute_dtype, pick_device
 from paceline.process.parked_memory import await_room

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from paceline.config.sections.inputs import BUILT_IN_REWARDS
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import BUILT_IN_REWARDS
 from paceline.errors import BadInput, plural
 from paceline.payloads.group_limits import usable_reward
 from paceline.process.threads import replace_executor

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
+from paceline.config.sections.inputs import RewardConfig
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import RewardConfig
 from paceline.payloads.group_limits import usable_reward
 from paceline.process.structured_log import event
 from rollout_worker.rewards.functions import (

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from paceline.config.fields import Fixed, LocalPath, Positive, Section
+from paceline.config.sections.inputs import DataConfig, RewardConfig, Rewards
 from paceline.config.sections.scorers import named_scorer
-from paceline.config.sections.training import DataConfig, RewardConfig, Rewards
 
 HELD_OUT = "held_out"
 """Name of the set of data.eval_path."""

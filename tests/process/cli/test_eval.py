@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner, Result
 
 from paceline.config.load import load_config
-from paceline.config.sections.training import LoraConfig
+from paceline.config.sections.inputs import LoraConfig
 from paceline.errors import UserError
 from paceline.evaluation import pass_at_k
 from paceline.lora import adapter_shapes, write_peft

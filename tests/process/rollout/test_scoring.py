@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.config.sections.training import RewardConfig
+from paceline.config.sections.inputs import RewardConfig
 from rollout_worker.rewards import process as process_module
 from rollout_worker.rewards.child import BadMessage, read_message
 from rollout_worker.rewards.functions import Job, ScoringFailed, load
@@ -467,7 +467,7 @@ async def test_what_a_reward_prints_is_bounded_in_the_log(
 
 WORKER = """
 import asyncio, sys
-from paceline.config.sections.training import RewardConfig
+from paceline.config.sections.inputs import RewardConfig
 from rollout_worker.rewards.functions import Job
 from rollout_worker.rewards.scoring import Scorer
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from paceline.config.sections.training import DataConfig
+from paceline.config.sections.inputs import DataConfig
 from paceline.dataset.messages import BadMessage, normal_message
 from paceline.dataset.rows import DataError, load_rows
 from paceline.dataset.training_rows import check_rows

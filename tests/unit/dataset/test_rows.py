@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.sections.training import DataConfig
+from paceline.config.sections.inputs import DataConfig
 from paceline.dataset.rows import DataError, load_rows
 from paceline.dataset.training_rows import check_rows
 from tests.fixtures.golden import Golden

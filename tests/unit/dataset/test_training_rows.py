@@ -10,7 +10,7 @@ from controller.dataset_rows import DatasetRows
 from controller.ledger.enums import Kind
 from paceline.config.load import load_config, to_toml
 from paceline.config.schema import Config, length_in_words, run_steps
-from paceline.config.sections.training import DataConfig
+from paceline.config.sections.inputs import DataConfig
 from paceline.dataset.row_source import DataError
 from paceline.dataset.training_rows import open_training_rows
 from paceline.errors import BadInput, plural

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.config.schema import Config
-from paceline.config.sections.training import LoraConfig
+from paceline.config.sections.inputs import LoraConfig
 from paceline.lora import adapter_shapes, initial, merge_into
 from rollout_worker.engine.base import (
     Completion,

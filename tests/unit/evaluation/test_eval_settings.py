@@ -1,7 +1,7 @@
 """Settings of ``paceline eval``: its options over those of the run that the model comes from."""
 
 from paceline.config.schema import Config
-from paceline.config.sections.training import DataConfig
+from paceline.config.sections.inputs import DataConfig
 from paceline_launcher.cli.eval_command import SET, Wanted, settings
 from tests.fixtures.configs import config_of
 

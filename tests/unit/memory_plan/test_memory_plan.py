@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from paceline.config.load import load_config
 from paceline.config.schema import Config
-from paceline.config.sections.training import LoraConfig
+from paceline.config.sections.inputs import LoraConfig
 from paceline.config.template import ALGORITHMS, template
 from paceline.config.template import SIZES as TEMPLATES
 from paceline.errors import BadInput

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import linear
 
 from paceline.config.schema import Config
-from paceline.config.sections.training import SETTINGS_FILE, LoraConfig
+from paceline.config.sections.inputs import SETTINGS_FILE, LoraConfig
 from paceline.lora import (
     LoraError,
     LoraLinear,

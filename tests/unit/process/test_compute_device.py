@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.config.sections.training import ModelConfig
+from paceline.config.sections.inputs import ModelConfig
 from paceline.errors import BadInput
 from paceline.process import compute_device
 from paceline.process.compute_device import compute_dtype, pick_device

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.config.sections.training import LoraConfig
+from paceline.config.sections.inputs import LoraConfig
 from paceline.process.origins import origins_of
 from tests.fixtures.configs import config_of
 

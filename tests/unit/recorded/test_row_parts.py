@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.config.sections.training import DataConfig
+from paceline.config.sections.inputs import DataConfig
 from paceline.dataset.rows import DataError, load_rows, prompt_of
 from paceline.dataset.training_rows import check_rows, parts_of
 from tests.fixtures.configs import config_of

@@ -3,7 +3,7 @@ list."""
 
 import pytest
 
-from paceline.config.sections.training import BUILT_IN_REWARDS
+from paceline.config.sections.inputs import BUILT_IN_REWARDS
 from rollout_worker.rewards.functions import load
 from testbed.fleets.local_run import ROOT
 from tests.fixtures.configs import config_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.sections.training import RewardConfig
+from paceline.config.sections.inputs import RewardConfig
 from paceline.payloads.group_limits import GroupLimits, Invalid
 from paceline.v1 import rollout_pb2
 from rollout_worker.environments.base import EnvironmentTask, Sample, TurnRewards

@@ -11,7 +11,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from paceline.config.sections.training import LoraConfig
+from paceline.config.sections.inputs import LoraConfig
 from paceline.lora import write_peft
 from paceline_launcher.cli import app
 from tests.fixtures.engines import needs_vllm
