@@ -9,17 +9,15 @@
 A lost process is replaced at once. A job is never blamed for another job's crash.
 """
 
-import asyncio
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
 from paceline.config.sections.inputs import RewardConfig
 from paceline.config.sections.scorers import named_scorer
 from paceline.payloads.group_limits import usable_reward
-from paceline.process.structured_log import event
+from paceline.process.user_process import UserProcessPool
 from rollout_worker.rewards.functions import (
     Components,
     Job,
@@ -31,8 +29,6 @@ from rollout_worker.rewards.functions import (
     score,
 )
 from rollout_worker.rewards.process import ProcessLost, ScoringProcess
-
-logger = logging.getLogger(__name__)
 
 _DEPTH = 2  # Jobs in a process whose functions do not wait: one running, one queued
 _DEPTH_WAITING = 128  # Jobs in a process whose functions only wait (for a sandbox, a judge)
@@ -57,38 +53,31 @@ class Scorer:
         self._config = config
         self._in_worker: list[Reward] = []
         local = any(named_scorer(name) is None for name in config.functions)
-        self._processes = [self._new() for _ in range(config.processes if local else 0)]
+        self._pool = UserProcessPool(self._new, config.processes if local else 0)
         self._depth = _DEPTH
-        self._room = asyncio.Event()  # Set when a process may have room for another job
-        self._closing = False
-        self._restarts: set[asyncio.Task[None]] = set()
         self._weights: list[tuple[str, float]] = []
 
     @property
     def capacity(self) -> int:
         """Groups that can be scored at once; 0: any number, because the functions only wait."""
-        if self._processes:
-            return len(self._processes) * (1 if self._depth == _DEPTH else _DEPTH_WAITING)
+        if self._pool.processes:
+            return len(self._pool.processes) * (1 if self._depth == _DEPTH else _DEPTH_WAITING)
         return 0 if all(reward.waits for reward in self._in_worker) else 1
 
     async def start(self) -> None:
         """Imports the functions, in every process. Raises RewardError with one line."""
-        if not self._processes:
+        if not self._pool.processes:
             self._in_worker = load(self._config.functions)
             self._weights = [(r.component, r.weight) for r in self._in_worker]
             return
-        starts = (process.start() for process in self._processes)
-        for result in await asyncio.gather(*starts, return_exceptions=True):
-            if isinstance(result, BaseException):
-                await self.close()
-                raise result
-        first = self._processes[0]
+        await self._pool.start()
+        first = self._pool.processes[0]
         self._weights = first.components
         self._depth = _DEPTH_WAITING if first.waits else _DEPTH
 
     async def score(self, job: Job) -> Scores:
         """Raises ScoringFailed; never makes up a reward."""
-        if self._processes:
+        if self._pool.processes:
             values, seconds = await self._score_in_pool(job)
         else:
             started, limit_s = time.monotonic(), job.timeout_s or self._config.timeout_s
@@ -108,33 +97,23 @@ class Scorer:
         return Scores(rewards, components, seconds, placed)
 
     async def close(self) -> None:
-        async def close() -> None:
-            self._closing = True
-            for task in self._restarts:
-                task.cancel()
-            await asyncio.gather(*self._restarts, return_exceptions=True)
-            await asyncio.gather(*(process.close() for process in self._processes))
-
-        # Shielded: a scoring process must not outlive a worker that is cancelled.
-        await asyncio.shield(close())
+        await self._pool.close()
 
     # ---- the pool
 
     async def _score_in_pool(self, job: Job) -> tuple[Values, float]:
         """Components for each completion, and seconds spent on them. Raises ScoringFailed."""
         while True:
-            while not (able := [p for p in self._processes if p.jobs < self._depth and not p.lost]):
-                self._room.clear()
-                await self._room.wait()
+            process = await self._pool.with_room(self._depth)
             try:
-                return await min(able, key=lambda process: process.jobs).run(job)
+                return await process.run(job)
             except ProcessLost as lost:
                 if lost.guilty:
                     raise
                 if lost.guilty is None:
                     break
         # In a process of its own.
-        process = self._new()
+        process = self._pool.new()
         try:
             await process.start()
             return await process.run(job)
@@ -143,30 +122,8 @@ class Scorer:
         finally:
             await process.close()
 
-    def _new(self) -> ScoringProcess:
-        return ScoringProcess(self._config.functions, self._config.timeout_s, self._freed)
-
-    def _freed(self, process: ScoringProcess) -> None:
-        if process.lost and process in self._processes and not self._closing:
-            event(logger, "scoring process lost, starting another", logging.WARNING)
-            fresh = self._new()
-            self._processes[self._processes.index(process)] = fresh
-            task = asyncio.create_task(self._restart(process, fresh))
-            self._restarts.add(task)
-            task.add_done_callback(self._restarts.discard)
-        self._room.set()
-
-    async def _restart(self, old: ScoringProcess, fresh: ScoringProcess) -> None:
-        await old.close()
-        while True:
-            try:
-                await fresh.start()
-                break
-            except (RewardError, OSError) as error:
-                # The import succeeded before; perhaps the machine is out of memory. Jobs wait.
-                event(logger, "scoring process does not start", logging.ERROR, error=error)
-                await asyncio.sleep(1.0)
-        self._room.set()
+    def _new(self, freed: Callable[[ScoringProcess], None]) -> ScoringProcess:
+        return ScoringProcess(self._config.functions, self._config.timeout_s, freed)
 
 
 def _placed(

@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from paceline.config.sections.inputs import RewardConfig
+from paceline.process import user_process
+from paceline.process.user_child import BadMessage, read_message
 from rollout_worker.rewards import process as process_module
-from rollout_worker.rewards.child import BadMessage, read_message
 from rollout_worker.rewards.functions import Job, ScoringFailed, load
-from rollout_worker.rewards.process import OUTPUT_BYTES, ScoringProcess
+from rollout_worker.rewards.process import ScoringProcess
 from rollout_worker.rewards.scoring import Scorer, Scores
 from testbed.fleets.controllers import until
 from testbed.patience import patient
@@ -299,7 +300,7 @@ async def test_whatever_a_reward_does_to_its_process_others_are_scored(
 async def test_a_reward_that_stops_the_guard_of_its_process_is_ended_with_it(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_module, "KILL_S", 0.5)
+    monkeypatch.setattr(user_process, "KILL_S", 0.5)
     scorer = await make("by_word")
     async with asyncio.timeout(60):
         assert await reason(scorer, "freeze the guard") == "reward_timeout"
@@ -390,7 +391,7 @@ async def test_a_waiting_reward_that_takes_too_long_fails_alone(make: Any) -> No
 
 def pool_process(scorer: Scorer) -> ScoringProcess:
     """The pool's only process."""
-    (process,) = scorer._processes
+    (process,) = scorer._pool.processes
     return process
 
 
@@ -461,8 +462,8 @@ async def test_what_a_reward_prints_is_bounded_in_the_log(
         assert (await scorer.score(job("print"))).rewards == [1.0]
     await scorer.close()
     said = capfd.readouterr().err
-    assert said.startswith("much") and len(said) < 2 * OUTPUT_BYTES
-    assert len([r for r in caplog.records if "reward output left out" in r.message]) == 1
+    assert said.startswith("much") and len(said) < 2 * user_process.OUTPUT_BYTES
+    assert len([r for r in caplog.records if "output left out" in r.message]) == 1
 
 
 WORKER = """
