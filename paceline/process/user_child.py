@@ -14,6 +14,7 @@ import asyncio
 import ctypes
 import json
 import mmap
+import operator
 import os
 import resource
 import select
@@ -94,7 +95,7 @@ class BadMessage(Exception):
 
 
 class Child(ABC):
-    """What every such process does. ``given``: the worker's first line."""
+    """Base of every such process. ``given``: the worker's first line."""
 
     def __init__(self) -> None:
         """Becomes the process of the command line MODULE BEAT_FD LIFE_FD. Exits if the worker has
@@ -122,7 +123,7 @@ class Child(ABC):
         """Answers a message of the worker. Calls of several messages run at once."""
 
     def send(self, message: dict[str, Any]) -> None:
-        left = memoryview(json.dumps(message).encode() + b"\n")
+        left = memoryview(json.dumps(message, default=_number).encode() + b"\n")
         while left:
             left = left[self._out.write(left) :]
 
@@ -161,6 +162,15 @@ class Child(ABC):
         while True:
             self.mark(0)
             await asyncio.sleep(_BEAT_S)
+
+
+def _number(value: Any) -> float:
+    """A number of another library, such as numpy's, as JSON takes it. Raises TypeError, or
+    ValueError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
 
 
 def _file_of(stream: Any) -> tuple[int, int]:

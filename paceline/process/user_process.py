@@ -63,7 +63,7 @@ class UserProcess(ABC):
 
     @abstractmethod
     def first(self) -> dict[str, Any]:
-        """What to load: the ``given`` of the child."""
+        """The ``given`` of the child: code to load, and settings."""
 
     @abstractmethod
     def loss(self, number: int, running: int, detail: str) -> Exception:

@@ -6,27 +6,50 @@
         return {"solved": 1.0}                         # or a number; None: reward functions score
 
 It is called once for each sample of a group, concurrently, in one thread that all environments
-share and that is not the worker's. Waiting is free; computing delays the other environments.
+share and that is not the worker's, or in processes (rollout.environment_processes). Waiting is
+free; computing delays the other environments there. Imports no torch: the processes use it.
 """
 
+from __future__ import annotations
+
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.dataset.messages import Message
 from paceline.errors import BadInput
-from paceline.process.user_code import NotFound, find
-from paceline.prompt_tokenizer import PromptTokenizer
-from rollout_worker.engine.base import Finish
+from paceline.process.user_code import NotFound, find, raised_in
 from rollout_worker.rewards.functions import AttemptFailed
+
+if TYPE_CHECKING:
+    from paceline.prompt_tokenizer import PromptTokenizer
 
 COMPONENT = "environment"  # Component name of a single number that an environment returns
 TURNS = "turns"  # Component name of the sum of TurnRewards.turns
+FULL_CODES = ("context_length_exceeded", "max_turns_exceeded")
+
+ERROR = "environment_error"
+SETUP_ERROR = "environment_setup_error"
+CRASHED = "environment_crashed"
+TIMEOUT = "environment_timeout"
+LOST = "environment_lost"
+"""Reasons of an attempt that has no transcript. The last is not counted as an attempt."""
 
 
 class EnvironmentFailed(AttemptFailed):
-    """The attempt has no transcript. ``reason``: environment_error, environment_timeout, ..."""
+    """The attempt has no transcript. ``full``: because the environment did not catch that the
+    transcript is full, so that it has one after all."""
+
+    def __init__(self, reason: str, detail: str, *, trace: str = "", full: bool = False) -> None:
+        super().__init__(reason, detail, trace=trace)
+        self.full = full
+
+
+class SetupFailed(Exception):
+    """For environments to raise if something that they need is not there, such as a sandbox. The
+    attempt fails with the reason environment_setup_error."""
 
 
 class BadEnvironment(BadInput):
@@ -61,7 +84,7 @@ class Turn:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[tuple[int, int], ...]  # (weight version, number of tokens), in order
-    finish: Finish  # stop (end of sequence, or a stop string) or length; equal to these strings
+    finish: str  # stop (end of sequence, or a stop string) or length
     stop: str | None  # The stop string that ended it
     prompt_tokens: int  # Tokens of the transcript before this turn
     room: int  # Tokens that the transcript may still grow by
@@ -128,6 +151,21 @@ class TurnRewards:
 
 Environment = Callable[[EnvironmentTask, Sample], Awaitable[Any]]
 """Returns None (the reward functions score), a number, numbers by component, or TurnRewards."""
+
+
+async def play(environment: Environment, task: EnvironmentTask, sample: Sample) -> Any:
+    """The result of ``environment``. Raises EnvironmentFailed for whatever it raises: SystemExit and
+    its like would end the thread or process, and all environments in it."""
+    try:
+        return await environment(task, sample)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        # The environment, or its OpenAI client, may not catch that the transcript is full.
+        full = isinstance(error, TranscriptFull) or getattr(error, "code", 0) in FULL_CODES
+        line, trace = raised_in(error, __file__)
+        reason = SETUP_ERROR if isinstance(error, SetupFailed) else ERROR
+        raise EnvironmentFailed(reason, f"it raised {line}", trace=trace, full=full) from error
 
 
 def load(name: str) -> Environment:

@@ -30,6 +30,7 @@ from rollout_worker.engine.base import (
 )
 from rollout_worker.engine.transformers.sampler import sample_keys
 from rollout_worker.environments.base import (
+    FULL_CODES,
     BadTurn,
     EnvironmentFailed,
     Said,
@@ -42,9 +43,7 @@ from rollout_worker.generated_group import text_of
 _CONTEXT = 16
 """Tokens before a text that decide how it begins."""
 
-FULL = "context_length_exceeded"
-TURNS = "max_turns_exceeded"
-FULL_CODES = (FULL, TURNS)
+FULL, TURNS = FULL_CODES
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,21 +22,21 @@ from weakref import WeakKeyDictionary
 
 from paceline.process.structured_log import event
 from paceline.process.threads import BackgroundLoop, end_forks_of, replace_executor
-from paceline.process.user_code import raised_in
 from rollout_worker.environments.base import (
+    ERROR,
+    LOST,
+    TIMEOUT,
     Environment,
     EnvironmentFailed,
     EnvironmentTask,
     Said,
-    TranscriptFull,
     Turn,
+    play,
 )
-from rollout_worker.environments.conversation import FULL_CODES, Conversation
+from rollout_worker.environments.conversation import Conversation
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT = "environment_timeout"
-LOST = "environment_lost"
 _ANSWER_S = 1.0  # A thread that does not answer for this long is blocked
 _CLOSE_S = 1.0
 _present: ContextVar[_Episode] = ContextVar("environment")
@@ -70,6 +70,19 @@ class _OwnTime:
             self._limit.reschedule(None)
 
 
+async def in_own_time(
+    result: asyncio.Future[Any], conversation: Conversation, timeout_s: float
+) -> Any:
+    """``result``. Raises TimeoutError once the environment has had ``timeout_s`` for itself."""
+    async with asyncio.timeout(timeout_s) as limit:
+        conversation.own_clock = _OwnTime(limit, timeout_s)
+        return await result
+
+
+def too_late(timeout_s: float) -> str:
+    return f"it took longer than rollout.environment_timeout_s = {timeout_s:g} s"
+
+
 class EnvironmentThread:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -79,9 +92,8 @@ class EnvironmentThread:
         self._thread = self._start()
 
     async def run(self, task: EnvironmentTask, conversation: Conversation, timeout_s: float) -> Any:
-        """The environment's result; None if it ended because its transcript is full. Raises
-        EnvironmentFailed, also if its time is over or its thread was lost. Closes
-        ``conversation``."""
+        """The environment's result. Raises EnvironmentFailed, also if its time is over or its
+        thread was lost. Closes ``conversation``."""
         worker = asyncio.get_running_loop()
 
         async def sample(
@@ -91,32 +103,17 @@ class EnvironmentThread:
             turn = conversation.say(said, max_tokens=max_tokens, stop=stops)
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turn, worker))
 
-        async def play() -> Any:
+        async def in_thread() -> Any:
             _present.set(episode)
             if (root := asyncio.current_task()) is not None:
                 self._owners[root] = episode
-            try:
-                return await self._environment(task, sample)
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:
-                # The environment, or its OpenAI client, may not catch that the transcript is full.
-                full = isinstance(error, TranscriptFull) or getattr(error, "code", 0) in FULL_CODES
-                if full and conversation.full:
-                    return None
-                # SystemExit and its like would end the thread and all environments in it.
-                line, trace = raised_in(error, __file__)
-                raise EnvironmentFailed(
-                    "environment_error", f"it raised {line}", trace=trace
-                ) from error
+            return await play(self._environment, task, sample)
 
         episode = _Episode(self._thread)
-        episode.result = asyncio.wrap_future(episode.thread.submit(play()))
+        episode.result = asyncio.wrap_future(episode.thread.submit(in_thread()))
         self._episodes.add(episode)
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                conversation.own_clock = _OwnTime(limit, timeout_s)
-                return await episode.result
+            return await in_own_time(episode.result, conversation, timeout_s)
         except TimeoutError:
             # It may wait for a thread that never returns.
             replace_executor(episode.thread.loop)
@@ -127,7 +124,7 @@ class EnvironmentThread:
                 raise
             if episode.lost:
                 raise EnvironmentFailed(LOST, "another environment blocked it") from None
-            raise EnvironmentFailed("environment_error", "it cancelled itself") from None
+            raise EnvironmentFailed(ERROR, "it cancelled itself") from None
         finally:
             conversation.close()
             episode.result.cancel()
@@ -150,9 +147,8 @@ class EnvironmentThread:
 
     async def _blame(self, episode: _Episode, timeout_s: float) -> EnvironmentFailed:
         """The cause of a timeout: the environment itself, or another one that blocks the thread."""
-        late = f"it took longer than rollout.environment_timeout_s = {timeout_s:g} s"
         if await self._answers(episode.thread):
-            return EnvironmentFailed(TIMEOUT, late)
+            return EnvironmentFailed(TIMEOUT, too_late(timeout_s))
         busy = asyncio.current_task(episode.thread.loop)
         owner = episode if busy is None else self._owners.get(busy, episode)
         blocked = EnvironmentFailed(LOST, "another environment blocks the shared thread")
@@ -161,7 +157,7 @@ class EnvironmentThread:
         self._abandon(owner, episode.thread)
         if owner is not episode:
             return blocked  # by what is left of one that is over
-        return EnvironmentFailed(TIMEOUT, f"{late}, in a call that does not await")
+        return EnvironmentFailed(TIMEOUT, f"{too_late(timeout_s)}, in a call that does not await")
 
     async def _answers(self, thread: BackgroundLoop) -> bool:
         try:

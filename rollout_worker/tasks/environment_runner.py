@@ -38,6 +38,7 @@ from rollout_worker.environments.base import (
     load,
 )
 from rollout_worker.environments.conversation import Conversation
+from rollout_worker.environments.environment_processes import EnvironmentProcesses
 from rollout_worker.environments.environment_thread import EnvironmentThread
 from rollout_worker.generated_group import GeneratedGroup
 from rollout_worker.held_tasks import (
@@ -56,28 +57,34 @@ if TYPE_CHECKING:
 
 class EnvironmentRunner:
     def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
-        """Imports it. Raises BadEnvironment."""
+        """Imports it, unless it is to run in processes. Raises BadEnvironment."""
         self._config = config
         self._tokenizer = tokenizer
-        environment = load(config.rollout.environment or "")
         self._server: ChatServer | None = None
         if config.rollout.openai:
             # Only here: the web framework is slow to import.
             from rollout_worker.openai_server import server
 
             self._server = server.ChatServer(config, tokenizer)
-        self._thread = EnvironmentThread(environment)
+        self._environments: EnvironmentThread | EnvironmentProcesses
+        if config.rollout.environment_processes:
+            self._environments = EnvironmentProcesses(config)
+        else:
+            self._environments = EnvironmentThread(load(config.rollout.environment or ""))
 
     async def start(self, engine: Engine) -> None:
-        """``engine`` is started. Raises BadEnvironment if the endpoint's port is taken."""
+        """``engine`` is started. Raises BadEnvironment if the endpoint's port is taken, or if a
+        process cannot import the environment."""
         self._engine = engine
+        if isinstance(self._environments, EnvironmentProcesses):
+            await self._environments.start()
         if self._server is not None:
             await self._server.start()
 
     async def close(self) -> None:
         if self._server is not None:
             await self._server.close()
-        await self._thread.close()
+        await self._environments.close()
 
     async def generate(self, held: HeldTask, row: dict[str, Any]) -> GeneratedGroup:
         """Raises AttemptFailed, and Aborted and EngineError as the engine does."""
@@ -144,10 +151,12 @@ class EnvironmentRunner:
         if self._server is not None and task.openai is not None:
             self._server.admit(task.openai, conversation)
         try:
-            result = await self._thread.run(task, conversation, timeout_s)
+            result = await self._environments.run(task, conversation, timeout_s)
         except EnvironmentFailed as error:
             error.number = task.index
-            raise conversation.failure or error from None
+            if not (error.full and conversation.full):
+                raise conversation.failure or error from None
+            result = None
         finally:
             if self._server is not None and task.openai is not None:
                 self._server.dismiss(task.openai)

@@ -26,7 +26,7 @@ from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Completion, Engine, GenerationFailed, Request
 from rollout_worker.engine.without_model import NoEngine
-from rollout_worker.environments.environment_thread import LOST
+from rollout_worker.environments.base import LOST
 from rollout_worker.generated_group import (
     GeneratedGroup,
     completion_fields,

@@ -101,6 +101,15 @@ class RolloutConfig(Section):
     environment: Annotated[str | None, Fixed("groups in flight come from it")] = None
     """Environment that produces completions in several turns: package.module:function
     (docs/environments.md)."""
+    environment_processes: NonNegative = 0
+    """Processes of each rollout worker in which environments run, so that they may compute. 0: all
+    of them run in one thread of the worker."""
+    environment_memory_mb: NonNegative = 0
+    """Most memory that each of these processes, and each process that it starts, may allocate, in
+    MiB. 0: no limit."""
+    environment_python: str | None = None
+    """Python interpreter of these processes, of a virtual environment with packages of its own; of
+    the same version as Paceline's. Default: Paceline's."""
     environment_timeout_s: Annotated[Seconds, LEASE] = 60.0
     """Seconds that an environment may take for a sample, without its waits for the model."""
     max_turns: Annotated[Positive, LEASE] = 8
@@ -135,6 +144,13 @@ class RolloutConfig(Section):
             raise ValueError(
                 "rollout.environment needs rollout.max_context: set it to the longest transcript "
                 "(prompt and all turns), in tokens"
+            )
+        if not self.environment_processes and (
+            self.environment_memory_mb or self.environment_python
+        ):
+            raise ValueError(
+                "rollout.environment_memory_mb and environment_python are settings of processes: "
+                "set rollout.environment_processes"
             )
         if self.openai_port and not self.openai:
             raise ValueError("rollout.openai_port has no effect unless rollout.openai = true")

@@ -16,6 +16,7 @@ import pytest
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Aborted
+from rollout_worker.environments import child as environments_child
 from rollout_worker.environments.base import (
     BadEnvironment,
     BadTurn,
@@ -590,3 +591,74 @@ def test_the_endpoint_needs_a_chat_template(tmp_path: Path) -> None:
     config = stage_config(bare, openai=True)
     with pytest.raises(BadEnvironment, match="chat template"):
         EnvironmentRunner(config, PromptTokenizer(config))
+
+
+# ---- in processes of their own
+
+IN_PROCESSES = {
+    "environment": "tests.fakes.process_environments:by_prompt",
+    "environment_processes": 1,
+    "environment_timeout_s": 2.0,
+}
+
+
+async def test_an_environment_in_a_process_plays_as_one_in_the_thread(model: Path) -> None:
+    async with staged(model, echo_twice, lambda prompt: "abc", **IN_PROCESSES) as stage:
+        # It is loaded when it is first used.
+        tokenizer = environments_child._Tokenizer(stage.config.model_dump(mode="json"))
+        assert tokenizer.encode("<ab>") == stage.tokenizer.encode("<ab>")
+        group = await stage.group(row_of("play", 2))
+        assert group.completions[0].reward == 3.5 + 1
+        assert mask_of(group.completions[0])[:4] == [1] * 4
+        assert tokens_of(group.completions[0])[:3] == tokens_of(group.completions[0])[4:7]
+        assert (await stage.group(row_of("two at once", 2))).completions[0].reward == 1.0
+        full = await stage.group(row_of("fill", 2))
+        assert full.completions[0].finish_reason == rollout_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize("process_ends", [True, False])
+async def test_whatever_an_environment_does_to_its_process_its_attempt_fails_alone(
+    model: Path, process_ends: bool
+) -> None:
+    fates = {
+        True: {
+            "crash": ("environment_crashed", "status -9"),
+            "exit in a task": ("environment_crashed", "status 4"),
+            "write": ("environment_crashed", "wrote into the stream"),
+            "block": ("environment_timeout", "does not await"),
+        },
+        False: {
+            "wait": ("environment_timeout", "longer than"),
+            "leave": ("environment_error", "SystemExit"),
+            "allocate": ("environment_error", "MemoryError"),
+            "no reward": ("environment_error", "returned 'set'"),
+            "no sandbox": ("environment_setup_error", "no sandbox"),
+        },
+    }
+    limits = {**IN_PROCESSES, "environment_memory_mb": 2000}
+    async with staged(model, echo_twice, lambda prompt: "a", **limits) as stage:
+        for prompt, fate in fates[process_ends].items():
+            stage.engine.hold()
+            beside = asyncio.ensure_future(stage.produce(row_of("quick")))
+            await until(lambda: len(stage.engine.running) == 1, 30.0)
+            failing = lease_of({"prompt": prompt, "answer": ""}, count=1, task_id="t1")
+            fails = asyncio.ensure_future(stage.refusal(failing))
+            await until(lambda: len(stage.engine.running) == 2)
+            stage.engine._running["t1/1#0.1"].set_result(None)
+            refused = await fails
+            assert (refused.kind, refused.reason) == (FAILED, fate[0]), prompt
+            assert fate[1] in refused.detail
+            stage.engine.release()
+            neighbour = await beside
+            if process_ends:
+                lost = rollout_pb2.RETURN_KIND_HAND_BACK, "environment_lost"
+                assert (neighbour.kind, neighbour.reason) == lost, prompt
+            else:
+                assert neighbour.completions[0].reward == 1.0
+
+
+async def test_a_process_that_cannot_import_its_environment_ends_the_worker(model: Path) -> None:
+    nowhere = IN_PROCESSES | {"environment": "tests.fakes.process_environments:absent"}
+    with pytest.raises(BadEnvironment, match="has no 'absent'"):
+        async with staged(model, echo_twice, lambda prompt: "a", **nowhere):
+            pass

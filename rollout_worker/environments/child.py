@@ -1,0 +1,176 @@
+"""Environment process of the pool. See paceline.process.user_child.
+
+    worker ── task ──► environment(task, sample) ── result, or why there is none ──► worker
+    worker ◄── said ── sample(...) ◄── turn, or a refusal ── worker
+
+A step of an environment, from one ``await`` to the next, is marked as its own. So the worker knows
+whose step blocks the process, or has ended it.
+"""
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Coroutine, Sequence
+from contextvars import ContextVar
+from functools import cached_property, partial
+from typing import Any
+
+from paceline.process.user_child import Child
+from rollout_worker.environments.base import (
+    SETUP_ERROR,
+    BadEnvironment,
+    BadTurn,
+    Endpoint,
+    Environment,
+    EnvironmentFailed,
+    EnvironmentTask,
+    Said,
+    TranscriptFull,
+    TranscriptOver,
+    Turn,
+    TurnRewards,
+    load,
+    play,
+)
+
+_present: ContextVar[int] = ContextVar("environment", default=0)
+
+
+class _Environments(Child):
+    environment: Environment
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._playing: dict[int, asyncio.Task[Any]] = {}
+        self._turns: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
+        self._tokenizer: Any = _Tokenizer(self.given["config"])
+
+    async def run(self, hello: dict[str, Any]) -> None:
+        asyncio.get_running_loop().set_task_factory(self._new_task)
+        await super().run(hello)
+
+    def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        number = _present.get()
+        steps = _Steps(coro, partial(self.mark, number), self.mark) if number else coro
+        return asyncio.Task(steps, loop=loop, **options)
+
+    async def serve(self, message: dict[str, Any]) -> None:
+        number = message["id"]
+        if "task" in message:
+            _present.set(number)
+            self._playing[number] = asyncio.create_task(self._play(number, message["task"]))
+        elif "call" in message:
+            turn = self._turns.get(message["call"])
+            if turn is not None and not turn.done():
+                turn.set_result(message)
+        elif (playing := self._playing.get(number)) is not None:
+            playing.cancel()
+
+    async def _play(self, number: int, given: dict[str, Any]) -> None:
+        if given["openai"] is not None:
+            given["openai"] = Endpoint(**given["openai"])
+        task = EnvironmentTask(**given, tokenizer=self._tokenizer)
+        sample = partial(self._sample, number)
+        answer: dict[str, Any]
+        try:
+            result = await play(self.environment, task, sample)
+            answer = {"result": result}
+            if isinstance(result, TurnRewards):
+                answer = {"result": result.outcome, "turns": list(result.turns)}
+        except EnvironmentFailed as failed:
+            setup = failed.reason == SETUP_ERROR
+            answer = {"failed": str(failed), "trace": failed.trace}
+            answer |= {"setup": setup, "full": failed.full}
+        except asyncio.CancelledError:
+            answer = {"failed": "it cancelled itself"}
+        finally:
+            del self._playing[number]
+        try:
+            self.send({"id": number, **answer})
+        except (TypeError, ValueError, RecursionError):
+            # The worker says what is wrong with it.
+            self.send({"id": number, "result": f"{type(answer['result']).__name__}"})
+
+    async def _sample(
+        self, number: int, said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Turn:
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        call = next(self._numbers)
+        request = {"said": said if isinstance(said, str) else list(said), "max_tokens": max_tokens}
+        self.send({"id": number, "call": call, "stop": stops, **request})
+        turn = self._turns[call] = asyncio.get_running_loop().create_future()
+        try:
+            answer = await turn
+        except asyncio.CancelledError:
+            self.send({"id": number, "call": call})
+            raise
+        finally:
+            del self._turns[call]
+        match answer:
+            case {"turn": made}:
+                tuples = {name: tuple(made[name]) for name in ("tokens", "logprobs")}
+                return Turn(**made | tuples | {"versions": tuple(map(tuple, made["versions"]))})
+            case {"full": code, "detail": detail}:
+                raise TranscriptFull(code, detail)
+            case {"busy": busy, "detail": detail}:
+                raise BadTurn(detail, busy=busy)
+        raise TranscriptOver(answer["detail"])
+
+
+class _Steps(Coroutine[Any, Any, Any]):
+    """``coro``, with ``begin`` called before each step and ``end(0)`` after it."""
+
+    def __init__(self, coro: Any, begin: Any, end: Any) -> None:
+        self._coro, self._begin, self._end = coro, begin, end
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._coro.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(self._coro.throw, *error)
+
+    def close(self) -> None:
+        self._coro.close()
+
+    def __await__(self) -> Any:
+        return self._coro.__await__()
+
+    def _step(self, step: Any, *values: Any) -> Any:
+        self._begin()
+        try:
+            return step(*values)
+        finally:
+            self._end(0)
+
+
+class _Tokenizer:
+    """Loaded when an environment first uses it: transformers takes seconds to import."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+
+    @cached_property
+    def _loaded(self) -> Any:
+        from paceline.config.schema import Config
+        from paceline.prompt_tokenizer import PromptTokenizer
+
+        return PromptTokenizer(Config.model_validate(self._config))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded, name)
+
+
+def main() -> int:
+    child = _Environments()
+    try:
+        child.environment = load(child.given["name"])
+    except BadEnvironment as error:
+        child.send({"error": str(error)})
+        return 2
+    asyncio.run(child.run({"ready": True}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Environments for processes of their own: each prompt names what one does there."""
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+
+from rollout_worker.environments.base import (
+    BadTurn,
+    EnvironmentTask,
+    Sample,
+    SetupFailed,
+    TurnRewards,
+)
+
+
+async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
+    turn = await sample(task.prompt)
+    match task.prompt:
+        case "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "block":
+            _block()
+        case "leave":
+            raise SystemExit
+        case "allocate":
+            return len(bytearray(4 << 30))
+        case "no sandbox":
+            raise SetupFailed("no sandbox")
+        case "wait":
+            await asyncio.sleep(3600)
+        case "exit in a task":
+            await asyncio.gather(_ends())
+        case "write":
+            for fd in range(3, 64):
+                try:
+                    os.write(fd, b"garbage\n")
+                except OSError:
+                    pass
+            _block()
+        case "no reward":
+            return {1.0}
+        case "fill":
+            while True:
+                await sample("more")
+        case "two at once":
+            try:
+                await asyncio.gather(sample("a"), sample("b"))
+            except BadTurn as bad:
+                return float(bad.busy)
+        case "play":
+            again = await sample(np.array(turn.tokens[:3]), stop="z")
+            assert (again.versions, type(again.tokens)) == (((3, len(again.tokens)),), tuple)
+            return TurnRewards([np.float32(0.5), 1], {"turns made": 2, "left": turn.room > 0})
+    return 1.0
+
+
+def _block() -> None:
+    time.sleep(60)
+
+
+async def _ends() -> None:
+    os._exit(4)
