@@ -154,8 +154,8 @@ Environment = Callable[[EnvironmentTask, Sample], Awaitable[Any]]
 
 
 async def play(environment: Environment, task: EnvironmentTask, sample: Sample) -> Any:
-    """The result of ``environment``. Raises EnvironmentFailed for whatever it raises: SystemExit and
-    its like would end the thread or process, and all environments in it."""
+    """The result of ``environment``. Raises EnvironmentFailed for whatever it raises: SystemExit
+    and its like would end the thread or process, and all environments in it."""
     try:
         return await environment(task, sample)
     except asyncio.CancelledError:
