@@ -1,13 +1,15 @@
 """Throughput of a real fleet with emulated devices: controller, Redis, gRPC and every worker are
 processes."""
 
+import contextlib
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scaling.alone import Batch
 from benchmarks.scaling.device_times import DeviceTimes
-from benchmarks.scaling.in_turns import Batch
 from testbed.fleets.local_run import Up, write_run
 
 LEAST_STEPS = 3
@@ -25,8 +27,12 @@ class Cell:
     times: DeviceTimes
     warm_up: int = 3
     """Steps until the clock starts."""
-    turns: bool = False
-    """As many policy replicas as rollout workers, in pairs, each at one device."""
+    policies: int = 1
+    """Replicas, each of ``times.policy_gpus``."""
+    sharing: str = "none"
+    """Otherwise replicas and rollout workers are pairs, each at one device."""
+    fleet: Mapping[str, int] = field(default_factory=dict)
+    """Further settings of the fleet."""
 
     @property
     def groups_admitted(self) -> int:
@@ -45,18 +51,13 @@ class Cell:
 
 def measure(cell: Cell, window_s: float) -> dict[str, Any]:
     """Rates between the commits of two steps after the warm-up, ``window_s`` apart or more."""
-    with tempfile.TemporaryDirectory(prefix="paceline-scaling-") as name:
-        up = Up(_config(cell, Path(name)), Path(name) / "run", environment=cell.times.environment())
-        try:
-            up.until(lambda: _complete(_in_time(_steps(up), cell.warm_up), window_s), LIMIT_S)
-            begun, *measured = _in_time(_steps(up), cell.warm_up)
-        finally:
-            up.close()
+    with started(cell) as up:
+        up.until(lambda: _complete(_in_time(steps(up), cell.warm_up), window_s), LIMIT_S)
+        begun, *measured = _in_time(steps(up), cell.warm_up)
     seconds = measured[-1]["t"] - begun["t"]
     samples = sum(row["samples"] for row in measured)
     return {
         "rollouts": cell.rollouts,
-        "turns": cell.turns,
         "max_staleness": cell.max_staleness,
         "slots": cell.times.slots,
         "groups_per_step": cell.batch.groups,
@@ -65,14 +66,31 @@ def measure(cell: Cell, window_s: float) -> dict[str, Any]:
         "steps": len(measured),
         "seconds": seconds,
         "samples_per_s": samples / seconds,
-        "tokens_per_s": sum(r["response_tokens_mean"] * r["samples"] for r in measured) / seconds,
+        "tokens_per_s": tokens_per_s(begun, measured),
         "training_s": sum(r["time_compute_s"] + r["time_commit_s"] for r in measured)
         / len(measured),
         "waited_s": sum(r["time_wait_s"] for r in measured) / len(measured),
     }
 
 
-def _steps(up: Up) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def started(cell: Cell) -> Iterator[Up]:
+    """The fleet of ``cell``, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="paceline-scaling-") as name:
+        up = Up(_config(cell, Path(name)), Path(name) / "run", environment=cell.times.environment())
+        try:
+            yield up
+        finally:
+            up.close()
+
+
+def tokens_per_s(begun: dict[str, Any], measured: list[dict[str, Any]]) -> float:
+    """Of the steps ``measured``, which were trained after the commit of ``begun``."""
+    tokens: float = sum(row["response_tokens_mean"] * row["samples"] for row in measured)
+    return tokens / float(measured[-1]["t"] - begun["t"])
+
+
+def steps(up: Up) -> list[dict[str, Any]]:
     """Metrics of the committed steps, in order."""
     return sorted((r for r in up.metrics() if r["kind"] == "step"), key=lambda row: row["step"])
 
@@ -81,11 +99,12 @@ def _in_time(rows: list[dict[str, Any]], warm_up: int) -> list[dict[str, Any]]:
     """Rows from the first step after the warm-up to the last that the trainer had to wait for.
 
     No group was left over before either: what was trained between them was generated between them,
-    and not while the trainer had not started yet. All steps after the warm-up if it never waited.
+    and not while the trainer had not started yet. All steps after the warm-up if it hardly waited.
     """
     late = rows[warm_up - 1 :]
     waited = [at for at, row in enumerate(late) if row["time_wait_s"] >= WAITED_S]
-    return late[waited[0] : waited[-1] + 1] if waited else late
+    between = late[waited[0] : waited[-1] + 1] if waited else []
+    return between if 2 * len(between) >= len(late) else late
 
 
 def _complete(rows: list[dict[str, Any]], window_s: float) -> bool:
@@ -112,8 +131,9 @@ def _config(cell: Cell, where: Path) -> Path:
         },
         fleet={
             "controllers": 1,
-            "policy": cell.rollouts if cell.turns else 1,
+            "policy": cell.policies,
             "rollout": cell.rollouts,
-            "sharing": "turns" if cell.turns else "none",
+            "sharing": cell.sharing,
+            **cell.fleet,
         },
     )

@@ -1,8 +1,8 @@
-"""Rows of the scaling table, from its results."""
+"""Rows of the tables of scaling and of few devices, from their results."""
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 HEADER = [
@@ -13,33 +13,63 @@ HEADER = [
     "groups admitted / needed",
     "tokens/s",
     "of ideal",
-    "against colocated",
     "runs",
 ]
 
 
-def colocated_key(rollouts: int, slots: int, groups: int) -> str:
-    """Key of the baseline with the GPUs of ``rollouts`` workers and of their trainer."""
-    return f"{2 * rollouts} GPUs, {slots} slots, {groups} groups"
-
-
 def rows(found: Mapping[str, Any]) -> list[list[object]]:
-    cells: dict[tuple[int, int, bool, int, int], list[dict[str, Any]]] = defaultdict(list)
+    cells: dict[tuple[int, int, int, int], list[dict[str, Any]]] = defaultdict(list)
     for run in found["runs"]:
-        turns = run.get("turns", False)
-        key = run["groups_per_step"], run["slots"], turns, run["rollouts"], run["max_staleness"]
+        key = run["groups_per_step"], run["slots"], run["rollouts"], run["max_staleness"]
         cells[key].append(run)
     table: list[list[object]] = []
-    for (groups, slots, turns, rollouts, staleness), runs in sorted(cells.items()):
+    for (groups, slots, rollouts, staleness), runs in sorted(cells.items()):
         rates = [run["tokens_per_s"] for run in runs]
         ideal = rollouts * found["alone"][str(slots)]
-        half = rollouts // 2 if turns else rollouts
-        colocated = found["colocated"][colocated_key(half, slots, groups)]
         admitted = f"{runs[0]['groups_admitted']} / {runs[0]['groups_needed']:.0f}"
-        who = f"{rollouts}, in turns" if turns else rollouts
-        cell = [who, staleness, slots, groups, admitted, f"{statistics.median(rates):,.0f}"]
-        table.append([*cell, _ratio(rates, ideal), _ratio(rates, colocated), len(rates)])
+        cell = [rollouts, staleness, slots, groups, admitted, f"{statistics.median(rates):,.0f}"]
+        table.append([*cell, _ratio(rates, ideal), len(rates)])
     return table
+
+
+ARMS = {
+    ("none", 2): "split, asynchronous",
+    ("turns", 0): "turns, synchronous",
+    ("turns", 2): "turns, running ahead",
+}
+"""What is compared on the same devices, by sharing and staleness."""
+
+
+def choices(found: Mapping[str, Any], step: str) -> dict[int, dict[str, float]]:
+    """Median tokens/s of each arm by devices, with steps of this size."""
+    rates: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in found["runs"]:
+        if run["what"] == "choice" and run["step"] == step:
+            arm = ARMS[run["sharing"], run["max_staleness"]]
+            rates[run["devices"]][arm].append(run["tokens_per_s"])
+    return {
+        devices: {arm: statistics.median(rates[devices][arm]) for arm in rates[devices]}
+        for devices in sorted(rates)
+    }
+
+
+def loans(found: Mapping[str, Any]) -> Iterable[list[object]]:
+    """Rows of the table of lending: each split at the start, fixed and lent."""
+    runs: dict[tuple[float, int, int], dict[str, list[dict[str, Any]]]] = {}
+    for run in found["runs"]:
+        if run["what"] == "lending":
+            key = run["update_s"], run["devices"], run["training"]
+            runs.setdefault(key, defaultdict(list))[run["sharing"]].append(run)
+    for (update_s, devices, training), sides in sorted(runs.items()):
+        row: list[object] = [f"{1000 * update_s:g} ms", f"{training} + {devices - training}"]
+        fixed = statistics.median(run["tokens_per_s"] for run in sides["none"])
+        row.append(f"{fixed:,.0f}")
+        for name in ("tokens_per_s", "settled_tokens_per_s"):
+            rates = [run[name] for run in sides["lend"]]
+            row.append(f"{statistics.median(rates):,.0f} = {_ratio(rates, fixed)}")
+        moves = [move for run in sides["lend"] for move in run["moves"]]
+        row.append(", ".join(f"{seats} after {after:.0f} s" for after, seats, _ in moves) or "none")
+        yield [*row, len(sides["lend"])]
 
 
 def _ratio(rates: list[float], reference: float) -> str:

@@ -50,15 +50,18 @@ def test_the_planner_says_of_a_published_run_what_its_page_says(tmp_path: Path) 
 SCALING = """
 import asyncio, sys
 from pathlib import Path
-from benchmarks.scaling.__main__ import Batch, Cell, DeviceTimes, colocated_rate
+from benchmarks.scaling.__main__ import Batch, Cell, DeviceTimes, generation_rate
+from benchmarks.scaling.few_devices import arms, lending_arms
 from benchmarks.scaling.fleet import _config
 from paceline.config.load import load_config
 cell = Cell(2, 1, Batch(2, 4), DeviceTimes(slots=4))
 config = load_config(_config(cell, Path(sys.argv[1])))
 assert (config.fleet.rollout, config.train.max_staleness) == (2, 1), config
-pairs = load_config(_config(Cell(2, 0, cell.batch, cell.times, turns=True), Path(sys.argv[1])))
-assert pairs.takes_turns and pairs.fleet.policy == pairs.fleet.rollout == 2, pairs
-assert asyncio.run(colocated_rate(cell.times, 2, cell.batch, 1)) > 0
+lent = [arm for _, arm in lending_arms(4, cell.times)]
+for arm in [*arms(4, cell.batch, cell.times), *lent]:
+    load_config(_config(arm, Path(sys.argv[1])))
+assert len(lent) == 6 and lent[0].fleet == {}, lent
+assert asyncio.run(generation_rate(cell.times, 0.5)) > 0
 """
 ATTRIBUTION = """
 import json
