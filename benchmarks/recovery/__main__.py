@@ -1,13 +1,15 @@
 """Recovery times of a real fleet after each fault.
 
     python -m benchmarks.recovery [--faults leader-kill policy-reduce] [--trials 20]
+    python -m benchmarks.recovery --adapters --trials 3
 
 The fleet has a tiny model and the default leases: Redis, 2 controllers, 2 policy replicas (or as
 many as the fault needs) and 2 rollout workers, restarted by a supervisor. For faults of the
 network, every process is started by hand in a network namespace of its own (needs root). Each trial
 waits until the fleet is complete, injects one fault, and reads the journal. Times are the leader's
 own, from the fault to the event that shows detection and to the event that shows recovery.
-Results of faults that are not measured this time are kept; ``make docs`` writes their table.
+Results of faults that are not measured this time are kept; ``make docs`` writes their table. With
+--adapters the fleets train adapters (LoRA), and workers fall; the results have a file of their own.
 """
 
 import json
@@ -22,7 +24,7 @@ from typing import Any
 from benchmarks import runs
 from benchmarks.recovery import controllers, policies, redis_servers, rollouts
 from benchmarks.recovery.case import Inject, Trial
-from benchmarks.recovery.fleet_fixtures import GROUNDS, HOSTS
+from benchmarks.recovery.fleet_fixtures import FLEETS, GROUNDS, HOSTS
 from testbed.faults.network_namespaces import why_not
 
 TRIALS: dict[str, Inject] = {
@@ -31,6 +33,8 @@ TRIALS: dict[str, Inject] = {
     **policies.TRIALS,
     **rollouts.TRIALS,
 }
+WORKERS = policies.TRIALS | rollouts.TRIALS | {"power-cut": None}
+"""What adapters may change."""
 FAULTS = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
 PRINTED = ("trials", "detect_median_s", "recover_median_s", "recover_p99_s", "repeated")
 START_LIMIT_S = 180.0
@@ -40,10 +44,15 @@ def main() -> None:
     parser = runs.options("recovery", __doc__, "recovery")
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--adapters", action="store_true", help="faults of workers alone")
     args = parser.parse_args()
     grounds = {name: FAULTS[name].get("ground", "usual") for name in args.faults}
+    if args.adapters:
+        args.out = args.out.with_stem("recovery_adapters")
+        concerned = (n for n in args.faults if n in WORKERS and grounds[n] in FLEETS)
+        grounds = {name: f"{grounds[name]}, adapters" for name in concerned}
     for ground in dict.fromkeys(grounds.values()):
-        names = [name for name in args.faults if grounds[name] == ground]
+        names = [name for name in grounds if grounds[name] == ground]
         if ground == HOSTS and (why := why_not()):
             print(f"left out: {', '.join(names)}: {why}", flush=True)
             continue

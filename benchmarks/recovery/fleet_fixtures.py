@@ -19,9 +19,10 @@ Ground = Callable[[Path], AbstractContextManager[Any]]
 """Opens, in an empty directory, the fleet that trials meet."""
 
 
-def usual(**fleet: int) -> Ground:
+def usual(adapters: bool = False, **fleet: int) -> Ground:
     """``paceline up`` with its embedded Redis; ``fleet``: what is not as by default."""
-    return lambda where: closing(LaunchedFleet(where, fleet=fleet))
+    model = {"lora": {"rank": 4}} if adapters else {}
+    return lambda where: closing(LaunchedFleet(where, fleet=fleet, model=model))
 
 
 class ForeignRedis(LaunchedFleet):
@@ -66,11 +67,16 @@ def _poisoned(where: Path) -> AbstractContextManager[LaunchedFleet]:
 
 HOSTS = "hosts"
 """Ground with every process on a host of its own; needs root."""
+FLEETS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "one": {"policy": 1},
+    "three": {"policy": 3},
+    "ranks": {"policy_ranks": 2},
+}
+"""Fleets that can train adapters as well as the whole model."""
 GROUNDS: dict[str, Ground] = {
-    "usual": usual(),
-    "one": usual(policy=1),
-    "three": usual(policy=3),
-    "ranks": usual(policy_ranks=2),
+    **{name: usual(**fleet) for name, fleet in FLEETS.items()},
+    **{f"{name}, adapters": usual(adapters=True, **fleet) for name, fleet in FLEETS.items()},
     "foreign_redis": lambda where: closing(ForeignRedis(where)),
     "sentinels": lambda where: closing(WatchedByThree(where)),
     "poisoned": _poisoned,
