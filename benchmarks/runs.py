@@ -295,7 +295,7 @@ class Results:
     """Result file of a measurement: rows of several calls, written after each run.
 
     A measurement that is cut short leaves what it has. A row that is measured again replaces the
-    row with the same values of the fields ``key``.
+    row with the same values of the fields ``key``; without a key rows are added.
     """
 
     def __init__(self, out: Path, *key: str) -> None:
@@ -315,8 +315,9 @@ class Results:
     ) -> None:
         """Adds a row, and ``about`` of all rows."""
         print(json.dumps(row), file=sys.stderr, flush=True)
-        same = [all(old[field] == row[field] for field in self._key) for old in self.runs]
-        self.runs[:] = [old for old, gone in zip(self.runs, same, strict=True) if not gone]
+        key = [row[field] for field in self._key]
+        again = (bool(key) and [old[field] for field in self._key] == key for old in self.runs)
+        self.runs[:] = [old for old, gone in zip(self.runs, again, strict=True) if not gone]
         self.runs.append(row)
         self.data |= about(self.runs)
         write(self._out, self.data)
