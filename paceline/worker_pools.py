@@ -43,24 +43,41 @@ def worker_index(worker_id: str) -> int:
 
 
 def partner_of(config: Config, worker_id: str) -> str:
-    """The worker whose device this one has in turn; empty if it shares none."""
-    pool = pool_of_worker(worker_id)
+    """A worker that has the same device in turn: the other one of a pair, or the replica of the
+    pair that a scorer is beside. Empty if it shares none. Scorers are dealt round to the pairs."""
+    pool, name = pool_of_worker(worker_id), scorer_of(pool_of_worker(worker_id))
+    if name in config.scorers.by_name and config.scorer_shares(name):
+        return worker_name(POLICY, worker_index(worker_id) % config.fleet.policy)
     if not config.takes_turns or pool not in (POLICY, ROLLOUT):
         return ""
     return worker_name(ROLLOUT if pool == POLICY else POLICY, worker_index(worker_id))
 
 
-def seat_of(config: Config, worker_id: str) -> str:
-    """Name of the device that policy replica N and rollout worker N have in turn; empty for other
-    workers, and without turns. Raises BadInput if the worker's name has no number."""
-    if not config.takes_turns:
+def device_of(config: Config, worker_id: str) -> str:
+    """Name of the device that workers have in turn; empty for others."""
+    partner = partner_of(config, worker_id)
+    return f"seat-{worker_index(partner)}" if partner else ""
+
+
+def share_device(config: Config, worker_id: str, other: str) -> bool:
+    device = device_of(config, worker_id)
+    return worker_id == other or (device != "" and device == device_of(config, other))
+
+
+def seat_of(config: Config, worker_id: str, scorer: str = "") -> str:
+    """Name of the seat at a device that a worker has in turn: one for policy replica N and rollout
+    worker N, and one for each scorer beside them; empty for other workers, and without turns.
+    ``scorer``: its name, if it is one. Raises BadInput if the worker's name does not tell."""
+    if not config.takes_turns or (scorer and not config.scorer_shares(scorer)):
         return ""
-    if not worker_id.rpartition("-")[2].isdecimal():
+    named = not scorer or pool_of_worker(worker_id) == pool_of(SCORER, scorer)
+    if not (named and worker_id.rpartition("-")[2].isdecimal()):
         raise BadInput(
             f'--id {worker_id}: fleet.sharing = "{config.fleet.sharing}" pairs policy-N with '
-            "rollout-N. Give a worker that you start yourself such a name"
+            "rollout-N and scorer-NAME-N. Give a worker that you start yourself such a name"
         )
-    return f"seat-{worker_index(worker_id)}" if partner_of(config, worker_id) else ""
+    device = device_of(config, worker_id)
+    return f"{device}:{worker_id}" if scorer else device
 
 
 def desired_workers(config: Config) -> dict[str, int]:

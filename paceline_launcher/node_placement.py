@@ -8,6 +8,7 @@ Pure. Every node computes the placement from the same numbers, so nobody has to 
 - A policy replica of more ranks than a node has GPUs gets the first nodes that are wholly free. Its
   ranks fill one node after the other, and other workers may have what is left of the last.
 - With turns (fleet.sharing) rollout worker N is at the place of policy replica N, and has its GPUs.
+  Scorers are dealt round to these places: each has the first GPU of one.
 - A worker beyond those (`paceline scale`, a drained worker's replacement) has a place that depends
   on its own number alone, so that it never moves: the GPUs that are left, policy replicas from the
   first, others from the last.
@@ -33,6 +34,8 @@ from paceline.worker_pools import (
     pool_of_worker,
     role_of,
     scorer_of,
+    share_device,
+    worker_index,
     worker_name,
 )
 
@@ -81,7 +84,7 @@ def workers_with_spares(config: Config) -> dict[str, int]:
 def gpus_needed(config: Config) -> int:
     """GPUs of all workers of [fleet], spares included. Those that take turns need them once."""
     counts = workers_with_spares(config)
-    pools = [pool for pool in counts if not (config.takes_turns and pool == ROLLOUT)]
+    pools = [p for p in counts if p == POLICY or not partner_of(config, worker_name(p, 0))]
     return sum(counts[pool] * gpus_of_worker(config, pool) for pool in pools)
 
 
@@ -155,8 +158,9 @@ class Placement:
 
     def _first(self, pool: str, index: int) -> WorkerPlace:
         """The place of a worker that [fleet] names, which takes it."""
-        if pool == ROLLOUT and (partner := partner_of(self._config, worker_name(pool, index))):
-            return self._places[partner]
+        if pool != POLICY and (partner := partner_of(self._config, worker_name(pool, index))):
+            place = self._places[partner]
+            return replace(place, gpus=place.gpus[: self._needs[pool]])
         if not self._needs[pool]:
             node = self._load.index(min(self._load))
             self._load[node] += 1
@@ -188,8 +192,9 @@ class Placement:
 
     def _beyond(self, pool: str, index: int) -> WorkerPlace | None:
         """The place of a worker beyond those of [fleet], from its own number alone."""
-        if pool == ROLLOUT and self._config.takes_turns:
-            return self.of(POLICY, index)
+        if pool != POLICY and (partner := partner_of(self._config, worker_name(pool, index))):
+            place = self.of(POLICY, worker_index(partner))
+            return place and replace(place, gpus=place.gpus[: self._needs[pool]])
         if not self._needs[pool]:
             return WorkerPlace(index % self._nodes)
         extra, slots = index - self._counts[pool], list(self._slots(pool))
@@ -201,10 +206,9 @@ class Placement:
         need = self._needs[pool]
         count = -(-need // self._gpus) if role_of(pool) == POLICY else 1
         where_to = "one node" if count == 1 else f"{count} nodes that are free"
-        wanted = sum(self._counts[p] * self._needs[p] for p in self._counts)
         return (
             f"there is no room for {worker_name(pool, index)}, which needs {need} GPUs on "
-            f"{where_to}: the workers of [fleet] need {wanted} GPUs, and there are {self._nodes} "
+            f"{where_to}: the workers of [fleet] need {gpus_needed(self._config)} GPUs, and there are {self._nodes} "
             f"nodes with {self._gpus} GPUs each. Lower fleet.policy_ranks, "
             f"rollout.tensor_parallel or the workers in [fleet], take more nodes, or let workers "
             "share the GPUs with --gpus 0"
@@ -247,17 +251,19 @@ class MachineGpus:
         are free. If GPUs are shared: those that it had before, or else those with the fewest
         workers. ``running``: names of the workers that run or are about to. What others had is
         free."""
-        alike = {worker, partner := partner_of(self._config, worker)}
-        if partner in self._held and (partner in running or worker not in self._held):
-            self._held[worker] = self._held[partner]
+        need = gpus_of_worker(self._config, pool_of_worker(worker))
+        alike = {n for n in {*running, *self._held} if share_device(self._config, worker, n)}
+        held = [n for n in sorted(alike - {worker}) if len(self._held.get(n, ())) >= need]
+        mates = [name for name in held if name in running]
+        if mates := mates or (held if worker not in self._held else []):
+            self._held[worker] = self._held[mates[0]][:need]
         others = (self._held.get(name, ()) for name in running if name not in alike)
         taken = {gpu for gpus in others for gpu in gpus}
         if worker not in self._held or (not self.shared and taken.intersection(self._held[worker])):
-            need = gpus_of_worker(self._config, pool_of_worker(worker))
             free = [name for name in self.names if name not in taken]
             if self.shared:
-                held = (self._held.get(name, ()) for name in running if name not in alike)
-                load = Counter(gpu for gpus in held for gpu in gpus)
+                used = (self._held.get(name, ()) for name in running if name not in alike)
+                load = Counter(gpu for gpus in used for gpu in gpus)
                 free = sorted(self.names, key=lambda name: load[name])
             elif need > len(free):
                 return None

@@ -3,6 +3,9 @@
     rollout workers ── Score ──► server ──► scorer (model thread, or a judge) ──► scores
     controller ◄── reports ── session ── directives ──► lifecycle
 
+If it shares a pair's device (fleet.sharing), it is there in generation's turn. Its model is loaded
+into host memory and is there again in training's turn, in which requests wait.
+
 It is a member of the fleet as any other worker, but stateless: its death costs nobody more than the
 time of a request, which the rollout worker sends to another scorer. Leaving: it refuses new
 requests, answers those that it has, reports STOPPED and exits 0.
@@ -13,6 +16,7 @@ import asyncio
 import logging
 import secrets
 import sys
+import time
 from contextlib import nullcontext
 
 from paceline.config.schema import Config
@@ -27,7 +31,9 @@ from paceline.rpc.auth import worker_token
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.side_channel import SideChannel
+from paceline.rpc.turn import Turn
 from paceline.v1 import common_pb2, worker_pb2
+from paceline.worker_pools import seat_of
 from scorer_worker.scorer import make_scorer
 from scorer_worker.server import ScorerServer
 
@@ -63,13 +69,18 @@ class ScorerWorker:
         self.lifecycle: worker_pb2.Lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.resources = Resources()
         self.admitted = False
+        self.seat, self.turn = seat_of(config, self.worker_id, self.name), Turn()
+        self.wanted = worker_pb2.Seat()
+        self.switching, self.switched = False, 0
+        self.gauges: dict[str, float] = {}
+        """Seconds of the newest switches."""
 
     async def run(self, side: SideChannel) -> None:
         """From start to STOPPED. Raises RequestRefused if no leader will ever accept it."""
         loop = asyncio.get_running_loop()
         side.watch(loop)
         # Made here: they belong to this loop.
-        self.told_to_leave = asyncio.Event()
+        self.told_to_leave, self.news_of_seat = asyncio.Event(), asyncio.Event()
         self.scorer = make_scorer(self.config, self.name)
         self.server = ScorerServer(self.config, self.name, self.scorer, self.token)
         leave_on_signal(self.stop, self.config.fleet.drain_s, loop)
@@ -78,10 +89,12 @@ class ScorerWorker:
             session = await self._join(side)
             keeping = asyncio.create_task(session.run())
             leaving = asyncio.create_task(self._leave(session))
-            working = [keeping, leaving]
+            turns = asyncio.create_task(self._take_turns(session))
+            working = [keeping, leaving, turns]
             await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-            if keeping.done():
-                keeping.result()
+            for task in (keeping, turns):
+                if task.done():
+                    task.result()
             await leaving
         finally:
             for task in working:
@@ -106,6 +119,7 @@ class ScorerWorker:
             tensor_host=self.host,
             scorer=self.name,
             address=address,
+            seat=self.seat,
         )
         session.on_directive(self._converge)
         with waiting(WaitKind.CONTROLLER, "registering"):
@@ -130,6 +144,26 @@ class ScorerWorker:
         await session.close()
         event(log, "stopped")
 
+    async def _take_turns(self, session: WorkerSession) -> None:
+        """Follows the newest directive. Raises StillInUse, or RuntimeError if the host lacks
+        memory."""
+        while True:
+            await self.news_of_seat.wait()
+            self.news_of_seat.clear()
+            seat = self.wanted
+            if holds := self.turn.begins(seat):
+                session.poke()  # before it uses the device
+            if holds is self.scorer.parked:
+                begun, self.switching = time.monotonic(), True
+                await (self.scorer.unpark() if holds else self.scorer.park())
+                self.switching, self.switched = False, self.switched + 1
+                what = "unpark" if holds else "park"
+                seconds = self.gauges[f"{what}_s"] = time.monotonic() - begun
+                event(log, f"{what}ed", seat=seat.name, grant=seat.grant, s=seconds)
+            if not holds:
+                self.turn.ends(seat)
+            session.poke()
+
     def leave(self) -> None:
         self.server.leaving = True
         self.told_to_leave.set()
@@ -140,6 +174,9 @@ class ScorerWorker:
         self.server.idle.set()
 
     def _converge(self, directive: worker_pb2.Directive) -> None:
+        if self.seat and directive.seat != self.wanted:
+            self.wanted = directive.seat
+            self.news_of_seat.set()
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
             self.stop()
         elif directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING:
@@ -149,8 +186,9 @@ class ScorerWorker:
         requests = self.server.open_requests
         return worker_pb2.Report(
             lifecycle=self.lifecycle,
-            progress=self.scorer.done,
-            busy=self.scorer.computing,
+            progress=self.scorer.done + self.switched,
+            busy=self.scorer.computing or self.switching,
+            seat=self.turn.report if self.seat else None,
             state_version=-1,
             loaded_version=-1,
             gauges={
@@ -160,9 +198,15 @@ class ScorerWorker:
                 "scored": float(self.server.scored),
                 "scored_requests": float(self.server.scored_requests),
                 "request_s": self.server.request_s,
+                **self.gauges,
                 **self.resources.read(),
             },
-            activity=f"scoring {plural(requests, 'request')}"
-            if requests
-            else "waiting for requests",
+            activity=self._activity(requests),
         )
+
+    def _activity(self, requests: int) -> str:
+        if self.switching:
+            return "taking the device" if self.scorer.parked else "parking"
+        if self.scorer.parked:
+            return f"parked, with {plural(requests, 'request')}" if requests else "parked"
+        return f"scoring {plural(requests, 'request')}" if requests else "waiting for requests"

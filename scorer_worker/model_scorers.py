@@ -19,6 +19,7 @@ from paceline.config.model_files import load_pretrained
 from paceline.config.schema import Config
 from paceline.model_head import has_other_logits, logits_of
 from paceline.process.compute_device import compute_dtype, pick_device
+from paceline.process.parked_memory import ParkedMemory, in_its_room
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
 
 
@@ -78,7 +79,7 @@ class ModelScorer(BatchedScorer):
     def __init__(self, config: Config, name: str) -> None:
         self._config, self._name = config, name
         self._scorer = config.scorers.by_name[name]
-        super().__init__(self._scorer.batch_size)
+        super().__init__(self._scorer.batch_size, parked=config.scorer_shares(name))
 
     @abstractmethod
     def open_model(self) -> PreTrainedModel:
@@ -111,7 +112,20 @@ class ModelScorer(BatchedScorer):
         limits = [limit for limit in (self._scorer.max_context, positions) if limit]
         self.limit = min(limits, default=1 << 30)
         self.rows = model.get_input_embeddings().weight.shape[0]
-        self._model = model.to(self._device).eval().requires_grad_(False)
+        self._model = model.eval().requires_grad_(False)
+        self._memory = ParkedMemory(self._device)
+        if not self.parked:
+            self._model.to(self._device)
+
+    def take(self) -> None:
+        if self._memory.parked:
+            self._memory.unpark()
+        else:  # its first turn: the model is where it was loaded, in host memory
+            in_its_room(self._device, lambda: self._model.to(self._device))
+
+    def give_up(self) -> None:
+        self._memory.copy([], constant=[*self._model.parameters(), *self._model.buffers()])
+        self._memory.park()
 
     def compute(self, items: Sequence[Item]) -> list[Score]:
         with torch.inference_mode():
@@ -130,7 +144,7 @@ class TokenLogprobs(ModelScorer):
 
     def load(self) -> None:
         super().load()
-        if has_other_logits(self._model, self._device):
+        if has_other_logits(self._model, self._model.device):
             raise ScorerError(
                 f"scorers.{self._name}.path = {self._scorer.path!r}: "
                 f"{type(self._model).__name__} has a prediction head that a scorer does not know, "

@@ -58,8 +58,17 @@ class CompletionScorer(ABC):
     computing: bool = False
     """A model of this process computes: without progress it hangs."""
 
+    parked: bool = False
+    """It has nothing on its device, which others use. Requests wait."""
+
     async def start(self) -> None:  # noqa: B027  (optional)
         """Loads the model. Raises ScorerError."""
+
+    async def park(self) -> None:  # noqa: B027  (a judge has no device)
+        """Gives the device up, between two batches. Raises RuntimeError if the host has no room."""
+
+    async def unpark(self) -> None:  # noqa: B027
+        """Takes it. Raises StillInUse."""
 
     @abstractmethod
     async def score(self, items: Sequence[Item]) -> list[Score]:
@@ -103,8 +112,11 @@ class BatchedScorer(CompletionScorer):
     """Longest prompt plus completion, in tokens. Set by ``load``."""
     rows: int
 
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
+    def __init__(self, batch_size: int, *, parked: bool = False) -> None:
+        """``parked``: its first turn at the device has yet to come."""
+        self._batch_size, self.parked = batch_size, parked
+        self._device_use = asyncio.Lock()
+        """Held by a batch, or while it is parked."""
         self._queue: deque[Waiting] = deque()
         self._filled = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -118,9 +130,29 @@ class BatchedScorer(CompletionScorer):
     def compute(self, items: Sequence[Item]) -> list[Score]:
         """In the model's thread, at most ``batch_size`` items."""
 
+    def give_up(self) -> None:
+        """In the model's thread."""
+        raise NotImplementedError
+
+    def take(self) -> None:
+        """In the model's thread."""
+        raise NotImplementedError
+
     async def start(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.load)
+        if self.parked:
+            await self._device_use.acquire()
         self._work = asyncio.create_task(self._compute_batches())
+
+    async def park(self) -> None:
+        await self._device_use.acquire()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.give_up)
+        self.parked = True
+
+    async def unpark(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.take)
+        self.parked = False
+        self._device_use.release()
 
     async def score(self, items: Sequence[Item]) -> list[Score]:
         for item in items:
@@ -159,18 +191,19 @@ class BatchedScorer(CompletionScorer):
 
     async def _compute(self, batch: list[Waiting]) -> bool:
         """False if several items together failed."""
-        self.computing = True
-        try:
-            scores = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._computed, [item for item, _ in batch]
-            )
-        except Exception as error:
-            if len(batch) == 1 and not batch[0][1].done():
-                batch[0][1].set_exception(error)
-            return False
-        finally:
-            self.computing = False
-            self.done += 1
+        async with self._device_use:
+            self.computing = True
+            try:
+                scores = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._computed, [item for item, _ in batch]
+                )
+            except Exception as error:
+                if len(batch) == 1 and not batch[0][1].done():
+                    batch[0][1].set_exception(error)
+                return False
+            finally:
+                self.computing = False
+                self.done += 1
         for (_, future), score in zip(batch, scores, strict=True):
             if not future.done():
                 future.set_result(score)

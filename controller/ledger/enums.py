@@ -13,6 +13,11 @@ class Role(StrEnum):
         """For users: "policy replica"."""
         return {Role.POLICY: "policy replica", Role.ROLLOUT: "rollout worker"}.get(self, "scorer")
 
+    @property
+    def side(self) -> "Role":
+        """The side that it is on where devices are shared: scorers work for generation."""
+        return Role.ROLLOUT if self is Role.SCORER else self
+
 
 class Phase(StrEnum):
     NONE = "none"  # no run yet

@@ -181,14 +181,19 @@ def _fleet(s: State) -> Iterator[str]:
 
 def _seats(s: State) -> Iterator[str]:
     seats, living = s.fleet.seats, [w for role in Role for w in s.fleet.living(role)]
+    held = []
     for seat in seats.by_name.values():
         holder = None if seat.holder is None else s.fleet.current(*seat.holder)
         if seat.holder is not None and (holder is None or holder.seat != seat.name):
             yield f"seat {seat.name} is held by {seat.holder}, who is dead or has another seat"
+        held += [(seat, holder)] if holder is not None else []
         if seat.asked and holder is None:
             yield f"seat {seat.name} is asked for, and nobody holds it"
         if seat.grant > seats.grants:
             yield f"grant {seat.grant} of seat {seat.name} is newer than the newest"
+    sides = {(seat.device, holder.role.side) for seat, holder in held}
+    if len(sides) > len({device for device, _ in sides}):
+        yield f"both sides hold seats of one device: {sorted(sides)}"
     for worker in s.fleet.members():
         if (step := s.steps.open) is not None and not s.fleet.occupies(worker):
             yield f"{worker.worker_id} of open step {step.step} does not hold its seat"

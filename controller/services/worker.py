@@ -191,23 +191,27 @@ def check_scorer(request: worker_pb2.RegisterRequest, config: Config) -> None:
 
 
 def check_seat(leader: Leader, request: worker_pb2.RegisterRequest) -> None:
-    """Raises Invalid unless this run's workers take turns, this one may, and the other worker of
-    the seat is on the same host. One that may be dead is not asked for."""
+    """Raises Invalid unless this run's workers take turns, this one may, and the other workers of
+    its devices are on the same host. One that may be dead is not asked for."""
     seat, limits = request.seat, leader.context.config.fleet
+    device, _, scorer = seat.partition(":")
     if not seat:
         return
     if limits.sharing == "none":
         raise Invalid(f"seat {seat[:64]!r}: fleet.sharing is none, no worker takes turns")
-    if ROLE_OF[request.role] is Role.SCORER:
-        raise Invalid("a scorer takes no turns: it has no seat")
+    if (ROLE_OF[request.role] is Role.SCORER) != bool(scorer):
+        raise Invalid(f"{seat}: a scorer's seat is named PAIR:SCORER, and that of a pair PAIR")
+    if scorer and limits.sharing != "turns":
+        raise Invalid(f'{seat}: a scorer shares devices with fleet.sharing = "turns" alone')
     for other in leader.ledger.state.fleet.workers.values():
-        if not other.alive or other.seat != seat or other.worker_id == request.caller.worker_id:
+        there = other.seat.partition(":")[0]
+        if not other.alive or there != device or other.worker_id == request.caller.worker_id:
             continue
         found = leader.liveness.prognosis(*other.who, leader.clock.monotonic())
         heard = found is not None and not found.suspect and found.silent_s < limits.lease_ttl_s / 2
         if heard and other.host != request.host:
             raise Invalid(
-                f"{seat} has devices of one host: {other.worker_id} is on {other.host}, and "
+                f"{device} has devices of one host: {other.worker_id} is on {other.host}, and "
                 f"{request.caller.worker_id} on {request.host[:64]}. Start both on one host"
             )
 

@@ -108,6 +108,11 @@ class Config(Section):
         """Policy replica N and rollout worker N have the same device, one after the other."""
         return self.fleet.sharing != "none"
 
+    def scorer_shares(self, name: str) -> bool:
+        """The workers of a scorer are on the devices of pairs."""
+        scorer = self.scorers.by_name[name]
+        return self.fleet.sharing == "turns" and scorer.path is not None and scorer.takes_turns
+
     @property
     def weights_through_host(self) -> bool:
         """Weights travel between host memories: of relays, of vLLM's ranks, and of workers that are

@@ -53,6 +53,30 @@ def await_room(read: Callable[[], tuple[int, int]], limit_s: float = TAKE_S) -> 
         time.sleep(AGAIN_S)
 
 
+def in_its_room(
+    device: torch.device,
+    take: Callable[[], object],
+    undo: Callable[[], object] = lambda: None,
+    limit_s: float = TAKE_S,
+) -> None:
+    """Calls ``take``, and again if the device has no room for what it takes, after ``undo``. Raises
+    StillInUse if it has none for so long."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            take()
+            return
+        except torch.OutOfMemoryError as error:
+            undo()
+            give_back_freed(device)
+            if time.monotonic() >= deadline:
+                raise StillInUse(
+                    f"the device has no room for this worker's turn after {limit_s:g} s: another "
+                    "process computes there. End it, or give the pair a device of its own"
+                ) from error
+            time.sleep(AGAIN_S)  # nothing tells that another process has freed memory
+
+
 class ParkedMemory:
     """Memory of one process on ``device``. ``moves``: kept tensors go to host memory; default: if
     the device has memory of its own."""
@@ -95,23 +119,16 @@ class ParkedMemory:
 
     def unpark(self, limit_s: float = TAKE_S) -> None:
         """Takes it again. Raises StillInUse if the device has no room for so long."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            try:
-                for storage, size in self._empty:
-                    storage.resize_(size)
-                break
-            except torch.OutOfMemoryError as error:
-                for storage, _ in self._empty:
-                    storage.resize_(0)
-                give_back_freed(self._device)
-                if time.monotonic() >= deadline:
-                    raise StillInUse(
-                        f"the device has no room for this worker's turn after {limit_s:g} s: "
-                        "another process computes there. End it, or give the pair a device of its "
-                        "own"
-                    ) from error
-                time.sleep(AGAIN_S)  # nothing tells that another process has freed memory
+
+        def take() -> None:
+            for storage, size in self._empty:
+                storage.resize_(size)
+
+        def undo() -> None:
+            for storage, _ in self._empty:
+                storage.resize_(0)
+
+        in_its_room(self._device, take, undo, limit_s)
         kept = {storage._cdata for storage in self._kept}
         for storage, _ in self._empty:
             if storage._cdata not in kept:  # a fused matrix has places that nobody fills

@@ -22,8 +22,8 @@ from paceline.v1 import admin_pb2
 from paceline.worker_pools import (
     POLICY,
     desired_workers,
-    partner_of,
     pool_of_worker,
+    share_device,
     worker_index,
     worker_name,
 )
@@ -85,8 +85,8 @@ class NodeWorkers:
             return self.machine.take(name, running) if self.machine is not None else ()
         numbers = self._gpus_of(name)
         # Policy replicas and other workers may grow towards one another.
-        alike = {replica_of(name), partner_of(self.config, replica_of(name))}
-        others = (other for other in running if replica_of(other) not in alike)
+        worker, config = replica_of(name), self.config
+        others = (n for n in running if not share_device(config, worker, replica_of(n)))
         if any(not numbers.isdisjoint(self._gpus_of(other)) for other in others):
             return None
         return self.named(name)

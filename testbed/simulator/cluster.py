@@ -49,6 +49,8 @@ class Shape:
     """Rows whose groups always have equal rewards."""
     seats: int = 0
     """Workers of each role, from number 0 on, that take turns with the one of the other role."""
+    scorers: int = 0
+    """Scorers at the devices of these seats."""
     lease_ttl_s: float = 3.0
     fenced: bool = True
 
@@ -94,7 +96,7 @@ class Cluster:
         self.checkpoints: dict[str, Weights] = {"": Weights(0, "initial")}
         self._epochs: dict[bytes, SimulatedEpoch] = {}
         self.on_device: dict[str, dict[str, tuple[int, int]]] = {}
-        """Processes that use the devices of a seat, with incarnation and grant, by seat."""
+        """Processes that use the devices of a pair, with incarnation and grant, by its seat."""
         self.turning: Callable[[Process, str, str], bool] = lambda worker, act, moment: False
         """True if the worker dies at this moment (before, in or after) of a park or an unpark."""
         self._incarnations = 0
@@ -121,18 +123,24 @@ class Cluster:
     def seat_of(self, worker_id: str) -> str:
         """Empty: it has devices of its own."""
         number = int(worker_id.rpartition("-")[2])
+        if worker_id.startswith("scorer"):
+            return f"host/{number % self.shape.seats}:{worker_id}"
         return f"host/{number}" if number < self.shape.seats else ""
+
+    def users_of(self, seat: str) -> dict[str, tuple[int, int]]:
+        return self.on_device.setdefault(seat.partition(":")[0], {})
 
     def occupies(self, seat: str, worker_id: str, incarnation: int, grant: int) -> None:
         """The worker begins to use the devices of its seat."""
-        users, living = self.on_device.setdefault(seat, {}), self.oracle.living
+        users, living = self.users_of(seat), self.oracle.living
         # One that was declared dead while it runs learns it with its next directive; so does one
         # whose grant is lost with the end of the journal.
         granted = self.oracle.seats.granted
         known = living.get(worker_id) == incarnation and grant in granted
         for name, (number, taken) in users.items():
             there = living.get(name) == number and self.workers[name].alive and taken in granted
-            if name != worker_id and there and known:
+            alike = not name.startswith("policy") and not worker_id.startswith("policy")
+            if name != worker_id and there and known and not alike:
                 raise Violation(f"{worker_id} uses {seat}, and so does {name}")
         users[worker_id] = incarnation, grant
         self.oracle.counts["unparked"] += 1
@@ -188,6 +196,7 @@ def config_of(shape: Shape) -> Config:
                 "wedged_after_s": 8.0,
             },
             "controller": {"leader_lease_s": 1.0},
+            "scorers": {"rm": {"kind": "reward_model", "path": "/"}} if shape.scorers else {},
         }
     )
     # More often than a user may set it: simulated runs are short.

@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from controller.ledger import events as ev
 
 
+def _side(worker_id: str) -> str:
+    return "policy" if worker_id.startswith("policy") else "rollout"
+
+
 class SeatOracle:
     def __init__(self) -> None:
         self.seats: dict[str, tuple[str, int]] = {}
@@ -31,7 +35,7 @@ class SeatOracle:
             case ev.TurnChanged():
                 self.turns += 1
                 role = str(event.role)
-                self.asked |= {s for s, (w, *_) in self.holders.items() if not w.startswith(role)}
+                self.asked |= {s for s, (w, *_) in self.holders.items() if _side(w) != role}
                 return f"the turn changes during step {open_step.step}" if open_step else ""
             case ev.SeatLent():
                 holder = self.holders.get(event.seat)
@@ -74,6 +78,10 @@ class SeatOracle:
             return f"{e.seat} is given to {e.worker_id}, who is dead or has another seat"
         if e.seat in self.holders:
             return f"{e.seat} of {self.holders[e.seat]} is given to {e.worker_id}"
+        device = e.seat.partition(":")[0]
+        for seat, (name, *_) in (self.holders | self.strays).items():
+            if seat.partition(":")[0] == device and _side(name) != _side(e.worker_id):
+                return f"{e.seat} is given to {e.worker_id} while {name} uses its devices"
         if e.grant <= self.newest:
             return f"grant {e.grant} follows {self.newest}"
         if self.strays.pop(e.seat, who := (e.worker_id, e.incarnation)) != who:

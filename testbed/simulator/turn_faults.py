@@ -19,7 +19,7 @@ class Doom:
     """Strikes ``whom`` as soon as a worker of ``role`` comes to this moment of its turn."""
 
     whom: str
-    """worker: itself; partner: the other one of its seat; leader; tail: of the journal."""
+    """worker: itself; partner: the others at its devices; leader; tail: of the journal."""
     role: str
     act: str  # park or unpark
     moment: str  # before, in or after
@@ -32,7 +32,7 @@ DOOMS = [
     Doom(*each)
     for each in product(
         ("worker", "partner", "leader", "tail"),
-        ("policy", "rollout"),
+        ("policy", "rollout", "scorer"),
         ("park", "unpark"),
         ("before", "in", "after"),
     )
@@ -40,14 +40,15 @@ DOOMS = [
 
 
 def with_turns(shape: Shape, share: float) -> Shape:
-    """This share of the runs has workers that take turns, all or some of them. In a third of these
-    the devices are lent: some train while others generate."""
+    """This share of the runs has workers that take turns, all or some of them, in some with scorers
+    at the devices. In a third of these the devices are lent: some train while others generate."""
     rng = random.Random(shape.spec.seed + 4)
     if rng.random() >= share:
         return shape
     spec = replace(shape.spec, bounds={})
     if rng.random() < 0.67:
-        return replace(shape, spec=spec, seats=rng.choice([1, shape.policy, 3, 5]))
+        seats, scorers = rng.choice([1, shape.policy, 3, 5]), rng.choice([0, 1, 1, 3])
+        return replace(shape, spec=spec, seats=seats, scorers=scorers)
     pairs = rng.choice([2, 3, 4])
     spec = replace(spec, bounds={"training_seats": rng.randrange(1, pairs)})
     return replace(shape, spec=spec, seats=pairs, policy=pairs, rollout=pairs)
@@ -90,9 +91,9 @@ def _strike(world: World, worker: Process, whom: str, rng: random.Random) -> Non
         world.redis.lose_tail(rng.choice([1, 2, 3, 6]))
         world.oracle.tail_lost()
     elif whom == "partner":
-        seat = world.seat_of(worker.name)
+        device = world.seat_of(worker.name).partition(":")[0]
         for other in list(world.workers.values()):
-            if other is not worker and other.seat == seat:
+            if other is not worker and other.seat.partition(":")[0] == device:
                 world.crash(other)
 
 

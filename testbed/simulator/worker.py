@@ -76,6 +76,7 @@ class Client(Process):
 
 class SimulatedWorker(Client):
     role: common_pb2.Role
+    scorer = ""
     HEARTBEAT_S = 0.8
 
     def __init__(
@@ -135,7 +136,7 @@ class SimulatedWorker(Client):
 
     async def _register(self) -> None:
         while True:
-            self.cluster.on_device.get(self.seat, {}).pop(self.name, None)
+            self.cluster.users_of(self.seat).pop(self.name, None)
             self.parked, self.grant = True, 0
             self.incarnation = self.cluster.new_incarnation(self)
             self.parity_failures = 0
@@ -150,6 +151,8 @@ class SimulatedWorker(Client):
                 state_version=self.state_version,
                 config_digest=self.cluster.config_digest,
                 seat=self.seat,
+                scorer=self.scorer,
+                address="127.0.0.1:1" if self.scorer else "",
             )
             with contextlib.suppress(Fenced):
                 await self.call(worker_service.register, request)
@@ -199,7 +202,7 @@ class SimulatedWorker(Client):
         """Says so only once it is off the devices: it never uses them under this grant again."""
         self.busy = False
         await self._turn("park")
-        self.cluster.on_device[self.seat].pop(self.name, None)
+        self.cluster.users_of(self.seat).pop(self.name, None)
         self.parked, self.returned = True, self.grant
         self._send_report()
 
@@ -284,6 +287,20 @@ class SimulatedWorker(Client):
     def check(self) -> None:
         if self.directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
             raise Fenced("told to rejoin")
+
+
+class SimulatedScorer(SimulatedWorker):
+    """It has turns, and nothing else that the ledger knows of."""
+
+    role = common_pb2.ROLE_SCORER
+    scorer = "rm"
+
+    async def work(self) -> None:
+        self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
+        leaves = worker_pb2.LIFECYCLE_DRAINING, worker_pb2.LIFECYCLE_STOPPED
+        while self.directive.lifecycle not in leaves:
+            await self.take_seat()
+            await self.news()
 
 
 class SentWeights:

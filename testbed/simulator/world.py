@@ -14,7 +14,14 @@ from testbed.simulator.oracle import Violation
 from testbed.simulator.policy import SimulatedPolicyWorker
 from testbed.simulator.rollout import SimulatedRolloutWorker
 from testbed.simulator.virtual_time import Process
-from testbed.simulator.worker import Client, Fenced, SimulatedWorker
+from testbed.simulator.worker import Client, Fenced, SimulatedScorer, SimulatedWorker
+
+
+KINDS: dict[str, type[SimulatedWorker]] = {
+    "policy": SimulatedPolicyWorker,
+    "rollout": SimulatedRolloutWorker,
+    "scorer": SimulatedScorer,
+}
 
 
 class World(Cluster):
@@ -29,6 +36,8 @@ class World(Cluster):
             self.start_worker(f"policy-{n}")
         for n in range(shape.rollout):
             self.start_worker(f"rollout-{n}")
+        for n in range(shape.scorers):
+            self.start_worker(f"scorer-rm-{n}")
         self.admin = Client(self, "admin")
 
     def print_entries(self) -> None:
@@ -43,8 +52,8 @@ class World(Cluster):
         before = self.workers.get(worker_id)
         if before is not None and before.alive and not before.exited:
             return
-        kind = SimulatedPolicyWorker if worker_id.startswith("policy") else SimulatedRolloutWorker
-        self.workers[worker_id] = kind(self, worker_id, self._exited)
+        role = worker_id.partition("-")[0]
+        self.workers[worker_id] = KINDS[role](self, worker_id, self._exited)
 
     def crash(self, worker: SimulatedWorker) -> None:
         """The process is gone; its peers may or may not see the connection break."""

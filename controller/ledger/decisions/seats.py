@@ -8,6 +8,9 @@
 - If no replica holds the newest state, weights come to nobody: training gets the seats as soon as
   nothing is in flight, to restore it.
 
+Scorers that share devices hold them with generation's turn, so that a group gets its scores in the
+turn that it was generated in.
+
 So each side waits only for what the other one does in its own turn. Joins, state transfers and the
 steps need the turn of training. Links and checkpoints need none.
 
@@ -52,10 +55,10 @@ def settle_seats(d: Decider, now: float) -> bool:
         if seat.holder is not None:
             # One that held it by a loan, if seats are not lent any more; or the other way round.
             holder = d.state.fleet.workers[seat.holder[0]]
-            strange = holder.role is not seats.role_of(seat) and not d.state.in_step(holder)
+            strange = holder.role.side is not seats.role_of(seat) and not d.state.in_step(holder)
             if strange and not seat.asked:
                 d.emit(ev.SeatAsked(seat.name, seats.why, now))
-        elif (worker := _successor(d.state, seat)) and seat.stray in (None, worker.who):
+        elif (worker := _successor(d.state, seat)) and not _in_use(d.state, seat, worker):
             # Redis may have lost the newest grants: their numbers were below that of a new term.
             grant = max(seats.grants + 1, d.state.term)
             why = seat.why if seats.to_train else seats.why
@@ -77,8 +80,18 @@ def settle_turn(d: Decider, now: float) -> None:
 
 def _successor(s: State, seat: Seat) -> Worker | None:
     """The worker whose turn it is; of several the one that stays."""
-    living = (w for w in s.fleet.living(s.fleet.seats.role_of(seat)) if w.seat == seat.name)
+    side = s.fleet.seats.role_of(seat)
+    roles = (role for role in Role if role.side is side)
+    living = (w for role in roles for w in s.fleet.living(role) if w.seat == seat.name)
     return min(living, key=lambda w: (w.leaving, w.worker_id), default=None)
+
+
+def _in_use(s: State, seat: Seat, worker: Worker) -> bool:
+    """True if a stray has the seat, or the other side something at its devices."""
+    alike = [other for other in s.fleet.seats.by_name.values() if other.device == seat.device]
+    users = (who for other in alike for who in (other.holder, other.stray) if who is not None)
+    strange = any(s.fleet.workers[name].role.side is not worker.role.side for name, _ in users)
+    return strange or seat.stray not in (None, worker.who)
 
 
 @of_worker

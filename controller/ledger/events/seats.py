@@ -22,7 +22,7 @@ class TurnChanged(Event):
         seats = s.fleet.seats
         seats.turn, seats.why = self.role, self.why
         for seat in seats.by_name.values():
-            if seat.holder and s.fleet.workers[seat.holder[0]].role is not self.role:
+            if seat.holder and s.fleet.workers[seat.holder[0]].role.side is not self.role:
                 seat.ask(self.t, self.why)
 
     def text(self) -> str:
@@ -82,7 +82,7 @@ class SeatAsked(Event):
 
 @event(listed=False, wakes=LEASES | {Topic.PLAN})
 class SeatGranted(Event):
-    """From here on this worker alone may use the devices."""
+    """From here on this worker may use the devices: it alone, or one side's workers together."""
 
     seat: str
     worker_id: str

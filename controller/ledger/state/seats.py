@@ -8,6 +8,8 @@
 - What is asked for stays so until it is returned: a worker that has parked under a grant never uses
   the devices under it again, even if the other side's turn is over before its report arrives.
 - With turns all seats of a run change together: ``turn`` is the role that gets what comes free.
+- A scorer at the same devices has a seat beside that of the pair, NAME:SCORER. It holds it with
+  generation's turn: seats of one device are held by one side.
 - With lending each seat has a role of its own, and ``training`` of them are to be training's. If
   only one seat is left, it is held in turn.
 """
@@ -32,6 +34,11 @@ class Seat:
     role: Role | None = None  # Lending: the side that it is lent to
     since: float = 0.0  # Time of the newest of these changes. Unix seconds; 0: it is not known.
     why: str = ""  # Reason of that change
+
+    @property
+    def device(self) -> str:
+        """Name of the seat of the pair that has the same devices."""
+        return self.name.partition(":")[0]
 
     def give(self, holder: Holder, grant: int, t: float, why: str) -> None:
         self.holder, self.grant, self.asked, self.stray = holder, grant, False, None

@@ -53,6 +53,9 @@ class ScorerConfig(Section):
     """Completions that the model computes at once. Judge: requests at once."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], AT_START] = "auto"
     """Precision in which the model computes. auto uses model.dtype."""
+    takes_turns: Annotated[bool, AT_START] = True
+    """With fleet.sharing = "turns", a model: it is on the devices of a pair in generation's turn,
+    and in host memory in training's. false: it has a device of its own."""
     timeout_s: Annotated[Seconds, AT_START] = 60.0
     """Seconds after which a request goes to another worker as well. Judge: limit of a reply."""
 

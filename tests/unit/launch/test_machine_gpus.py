@@ -11,6 +11,7 @@ from paceline.config.schema import Config
 from paceline_launcher.node_placement import VARIABLE, MachineGpus, machine_gpus, visible_gpus
 from paceline_launcher.preflight.findings import Finding, Start
 from paceline_launcher.preflight.machine import gpu_placement, turns_needed
+from tests.fixtures import configs
 
 
 def config_of(**fleet: Any) -> Config:
@@ -45,6 +46,23 @@ def test_workers_are_dealt_round_if_there_are_fewer_gpus() -> None:
     assert sorted(dealt.values()) == [("0",)] * 3 + [("1",)] * 2
     assert gpus.take("policy-1", running) == dealt["policy-1"], "it keeps its GPU over a restart"
     assert gpus.take("rollout-3", [*running, "rollout-3"]) == ("1",)
+
+
+def test_a_scorer_at_the_devices_of_a_pair_needs_no_gpu_and_has_one_of_theirs() -> None:
+    scorers = {"rm": {"kind": "reward_model", "path": "m"}}
+    fleet = {"policy": 2, "policy_ranks": 2, "rollout": 2, "scorers": 3, "sharing": "turns"}
+    engine = {"engine": "vllm", "tensor_parallel": 2}
+    names = ("0", "1", "2", "3")
+    config = configs.config_of(fleet=fleet, scorers=scorers, rollout=engine)
+    gpus, running = MachineGpus(config, names), ["policy-0", "policy-1", "rollout-0", "rollout-1"]
+    assert not gpus.shared
+    for name in running:
+        gpus.take(name, running)
+    running += [f"scorer-rm-{n}" for n in range(3)]
+    assert [gpus.take(name, running) for name in running[4:]] == [("0",), ("2",), ("0",)]
+    assert gpus.take("policy-0", running) == ("0", "1")
+    apart = {"rm": scorers["rm"] | {"takes_turns": False}}
+    assert MachineGpus(configs.config_of(fleet=fleet, scorers=apart, rollout=engine), names).shared
 
 
 def test_a_pair_that_takes_turns_is_on_the_same_gpus_whoever_comes_first() -> None:

@@ -64,8 +64,12 @@ def test_replicas_beyond_those_of_the_fleet_take_nodes_that_are_wholly_free() ->
 
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_pairs_that_take_turns_are_on_one_node_and_its_same_gpus(gpus: int) -> None:
-    config = config_of(fleet={"policy": 3, "rollout": 3, "sharing": "turns"})
+    fleet = {"policy": 3, "rollout": 3, "scorers": 4, "sharing": "turns"}
+    scorers = {"rm": {"kind": "reward_model", "path": "m"}}
+    config = config_of(fleet=fleet, scorers=scorers)
     found = Placement(config, 2, gpus)
+    for index in range(5):
+        assert found.of("scorer:rm", index) == found.of("policy", index % 3)
     for index in range(4):  # the last pair is beyond those of the fleet
         place = found.of("policy", index)
         assert place is not None and found.of("rollout", index) == place

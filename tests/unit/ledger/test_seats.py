@@ -307,16 +307,26 @@ def test_a_worker_that_has_parked_may_be_still_and_a_holder_may_not() -> None:
 
 @pytest.mark.parametrize(
     ("partner", "named"),
-    [("healthy", "r0 is on h, and p0 on other"), ("silent", ""), ("gone", ""), ("here", "")],
+    [
+        ("healthy", "r0 is on h, and p0 on other"),
+        ("silent", ""),
+        ("gone", ""),
+        ("here", ""),
+        ("scored", "p0 is on h, and s0 on other"),
+        ("seat of a pair", "PAIR:SCORER"),
+        ("lends", "alone"),
+    ],
 )
-def test_the_workers_of_a_seat_are_on_one_host(partner: str, named: str) -> None:
+def test_the_workers_of_a_device_are_on_one_host(partner: str, named: str) -> None:
     """A pair that moves after its host was lost need not wait until it is declared dead."""
     run, now = seated(), 100.0
     liveness = Liveness(FleetConfig(lease_ttl_s=10.0))
     liveness.begin(run.ledger, now - (6.0 if partner == "silent" else 0.0))
     if partner == "gone":
         run.die("r0")
-    config = SimpleNamespace(fleet=FleetConfig(lease_ttl_s=10.0, sharing="turns"))
+    scores = partner in ("scored", "seat of a pair", "lends")
+    sharing: Any = "lend" if partner == "lends" else "turns"
+    config = SimpleNamespace(fleet=FleetConfig(lease_ttl_s=10.0, sharing=sharing))
     leader: Any = SimpleNamespace(
         context=SimpleNamespace(config=config),
         ledger=run.ledger,
@@ -324,10 +334,10 @@ def test_the_workers_of_a_seat_are_on_one_host(partner: str, named: str) -> None
         clock=SimpleNamespace(monotonic=lambda: now),
     )
     request = worker_pb2.RegisterRequest(
-        caller=common_pb2.Caller(worker_id="p0", incarnation=9),
-        role=common_pb2.ROLE_POLICY,
+        caller=common_pb2.Caller(worker_id="s0" if scores else "p0", incarnation=9),
+        role=common_pb2.ROLE_SCORER if scores else common_pb2.ROLE_POLICY,
         host="h" if partner == "here" else "other",
-        seat="h/0",
+        seat="h/0:s0" if partner in ("scored", "lends") else "h/0",
     )
     with pytest.raises(Invalid, match=named) if named else nullcontext():
         check_seat(leader, request)
@@ -341,6 +351,100 @@ def test_a_snapshot_from_before_there_were_seats_is_read() -> None:
         del worker["seat"]
     ledger = Ledger.from_snapshot(data)
     assert ledger.fingerprint() == run.ledger.fingerprint()
+
+
+# ---- scorers at the devices of a pair ---------------------------------------------------------
+
+
+def scored(staleness: int = 0) -> Driven:
+    """Two pairs, and a scorer at the devices of the first; generation's turn."""
+    run = seated(0, 1, max_staleness=staleness)
+    score(run)
+    return run
+
+
+def score(run: Driven) -> None:
+    """The scorer comes, or comes again."""
+    run.register("s0", scorer="rm", address="h:1", seat="h/0:s0")
+    run.observe("s0")
+
+
+def test_a_scorer_holds_devices_with_generation_and_never_beside_a_replica() -> None:
+    run = scored()
+    assert (holder(run), holder(run, "h/0:s0")) == ("r0", "s0")
+    run.fill("r0", 4)
+    turn(run)
+    park(run, "r0")
+    park(run, "r1")
+    assert not holder(run) and run.state.steps.open is None, "its scorer has not parked"
+    park(run, "s0")
+    assert holder(run) == "p0" and run.state.steps.open is not None
+    assert not run.directive("s0").seat.grant
+    run.vote("p0")
+    run.vote("p1")
+    park(run, "p1")
+    assert not holder(run, "h/0:s0"), "the replica at its own devices has not parked"
+    park(run, "p0")
+    assert (holder(run), holder(run, "h/0:s0")) == ("r0", "s0")
+
+
+def test_a_group_that_waits_for_its_scores_in_trainings_turn_is_trained_later() -> None:
+    run = scored(staleness=1)
+    leases = list(run.lease("r0", 8).leases)
+    for lease in leases[:7]:
+        run.submit("r0", lease)
+    turn(run)
+    for worker in "r0", "r1", "s0":
+        park(run, worker)
+    assert not run.lease("r0").leases
+    run.vote("p0")
+    run.vote("p1")
+    for worker in "p0", "p1":
+        park(run, worker)
+    assert holder(run, "h/0:s0") == "s0"
+    assert run.submit("r0", leases[7]).code == "accepted"
+
+
+@pytest.mark.parametrize("when", ["in generation", "asked", "parked"])
+@pytest.mark.parametrize("who", ["s0", "r0", "p0"])
+def test_who_dies_around_a_scorers_turn_leaves_the_devices_to_the_others(
+    who: str, when: str
+) -> None:
+    run = scored()
+    if when != "in generation":
+        run.fill("r0", 4)
+        turn(run)
+    if when == "parked":
+        park(run, "s0")
+    run.failover()
+    run.die(who)
+    if who == "s0":
+        score(run)
+    else:
+        come(run, who)
+    for worker in "r0", "r1", "s0":
+        if run.directive(worker).seat.grant and not run.directive(worker).seat.hold:
+            park(run, worker)
+    seats = run.state.fleet.seats
+    if seats.turn is Role.ROLLOUT:
+        assert (holder(run), holder(run, "h/0:s0")) == ("r0", "s0")
+    else:
+        assert (holder(run), holder(run, "h/0:s0")) == ("p0", "")
+
+
+def test_a_scorer_under_a_grant_that_redis_has_lost_keeps_the_replica_away() -> None:
+    run = scored()
+    grant = run.directive("s0").seat.grant
+    run.fill("r0", 4)
+    turn(run)
+    park(run, "s0")
+    run.do(cmd.begin_term(grant + 100, "controller-2"))
+    say(run, "s0", grant + 50, parked=False)
+    assert run.names() == ["SeatAsked"]
+    park(run, "r0")
+    assert not holder(run)
+    say(run, "s0", grant + 50)
+    assert holder(run) == "p0"
 
 
 # ---- lending ----------------------------------------------------------------------------------

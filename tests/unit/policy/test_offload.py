@@ -169,23 +169,30 @@ def on_device(trainer: Trainer) -> int:
 
 
 @pytest.mark.parametrize("moves", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_parked_state_comes_back_bit_for_bit_and_is_saved_meanwhile(tmp_path, moves, dtype):
-    """``moves``: as if the device had memory of its own. With a reference, which stays as it was.
-    The checkpoint is that of the state before, and the steps after are as undisturbed."""
-    config = tiny_config(tmp_path, kl_coef=0.1)
+@pytest.mark.parametrize(("dtype", "algorithm"), [("float32", "ppo"), ("bfloat16", "grpo")])
+def test_a_parked_state_comes_back_bit_for_bit_and_is_saved_meanwhile(
+    tmp_path, moves, dtype, algorithm
+):
+    """``moves``: as if the device had memory of its own. With a reference, which stays as it was,
+    and a critic, which is trained. The checkpoint is that of the state before, and the steps after
+    are as undisturbed."""
+    config = tiny_config(tmp_path, kl_coef=0.1, algorithm=algorithm)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     trainer, twin = Trainer(config, CPU), Trainer(config, CPU)
     stored = [p for _, p in trainer.state.named_parameters()]
     for parameter in (*stored, *trainer.gradients.frozen["reference"].parameters()):
         parameter.data = parameter.data.clone()  # a file's mapping has no storage to empty
     trainer._parked = ParkedMemory(CPU, moves=moves)
+    assert ("critic" in trainer.state.parts) == (algorithm == "ppo")
     trainer.attach(tmp_path)
     trainer.restore("", 0, 0)
     for turn in range(3):
         for each in (trainer, twin):
             torch.manual_seed(turn)
             each.gradients.forwards.copies.refresh()
+            for critic in (part for name, part in each.state.parts.items() if name != "policy"):
+                for parameter in critic.parameters():
+                    parameter.grad = torch.randn_like(parameter)
             synthetic_step(each.state)
             each.gradients.forwards.copies.stale = True
         before = all_bits(trainer.state)

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from paceline.config.schema import Config
+from paceline.process.parked_memory import ParkedMemory
 from scorer_worker.scorer import (
     BadCompletion,
     BatchedScorer,
@@ -89,6 +90,54 @@ async def test_log_probs_of_a_scorer_are_those_of_a_plain_loop(
             assert column[position] == pytest.approx(expected.item(), abs=1e-5)
         assert column.dtype == np.float32
         assert len(column) == len(item.tokens)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("kind", ["reward_model", "logprobs"])
+async def test_a_scorer_without_its_turn_keeps_requests_and_comes_back_bit_for_bit(
+    tmp_path: Path, kind: str, moves: bool
+) -> None:
+    """``moves``: as if the device had memory of its own. It loads into host memory."""
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    rm = make_tiny_reward_model(tmp_path / "rm", model) if kind == "reward_model" else model
+    alone = config_of(model, {"kind": kind, "path": str(rm)})
+    fleet = alone.fleet.model_copy(update={"sharing": "turns"})
+    expected = await scores_of(alone)
+    scorer: Any = make_scorer(alone.model_copy(update={"fleet": fleet}), "one")
+    await scorer.start()
+    for tensor in (*scorer._model.parameters(), *scorer._model.buffers()):
+        tensor.data = tensor.data.clone()  # a file's mapping has no storage to empty
+    scorer._memory = ParkedMemory(torch.device("cpu"), moves=moves)
+    before = {name: tensor.clone() for name, tensor in scorer._model.state_dict().items()}
+    for _ in range(3):
+        asked = asyncio.create_task(scorer.score(items()))
+        await asyncio.sleep(0)
+        assert scorer.parked and not scorer.computing and not asked.done()
+        await scorer.unpark()
+        found = await asked
+        assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
+        await scorer.park()
+        sizes = {tensor.untyped_storage().nbytes() for tensor in scorer._model.parameters()}
+        assert (sizes == {0}) == moves
+    await scorer.unpark()
+    after = scorer._model.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    await scorer.close()
+
+
+async def test_a_turn_ends_between_two_batches(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    config = config_of(model, {"kind": "logprobs", "path": str(model), "batch_size": 1})
+    scorer: Any = make_scorer(config, "one")
+    await scorer.start()
+    asked = asyncio.create_task(scorer.score(items()))
+    while not scorer.computing:
+        await asyncio.sleep(0)
+    await scorer.park()
+    assert scorer.done == 1 and not asked.done()
+    await scorer.unpark()
+    assert len(await asked) == len(items())
+    await scorer.close()
 
 
 async def test_a_prediction_head_that_the_scorer_would_skip_is_refused(tmp_path: Path) -> None:
