@@ -2,17 +2,26 @@
 
 import math
 import re
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from paceline.config.model_files import positions
 from paceline.config.schema import Config
 from paceline.config.sections.training import ROW_TOKENS
 from paceline.errors import BadInput
-from paceline.model_head import tokens_per_chunk
+from paceline.model_head import DEFAULT_CHUNK_MB, tokens_per_chunk
 from paceline.model_shape import ModelShape, trainer_dtype
-from paceline.worker_pools import POLICY, ROLLOUT, desired_workers, pool_of_worker
+from paceline.worker_pools import (
+    POLICY,
+    ROLLOUT,
+    SCORER,
+    desired_workers,
+    pool_of,
+    pool_of_worker,
+)
 
 GIB = 1 << 30
 GPUS = {
@@ -60,6 +69,8 @@ REMEDIES = {
     "published weights": "train.memory.offload_publishing = true",
     "engine weights": 'rollout.tensor_parallel: more, with rollout.engine = "vllm"',
     "KV cache of one sequence": "rollout.max_context: less",
+    "scorer weights": "takes_turns = false of the scorer, with a device of its own",
+    "scorer activations": "batch_size of the scorer: less",
 }
 """Settings that shrink a part or have the host hold it; docs/trainer-memory.md has their prices."""
 
@@ -97,10 +108,11 @@ class ProcessPlan:
     """One process, or one GPU of an engine: bytes by part on the device, and in host memory."""
 
     name: str
+    pool: str
     gpu: dict[str, int]
     host: dict[str, int]
     beside: int = 0
-    """Bytes on its GPU of the process that it takes turns with."""
+    """Bytes on its GPU of other processes: that take turns with it, or are there in its turn."""
 
     @property
     def remedies(self) -> list[str]:
@@ -109,29 +121,61 @@ class ProcessPlan:
         return [REMEDIES[part] for part in largest_first if part in REMEDIES]
 
 
-def memory_plan(config: Config, shape: ModelShape) -> list[ProcessPlan]:
-    """Plans of a policy rank and, unless the data is recorded, of a rollout worker. Other models
-    are taken to have the ``shape`` of the policy."""
+Shapes = Mapping[str, ModelShape]
+"""Shapes of scorers' models, by name."""
+NONE: Shapes = MappingProxyType({})
+
+
+def memory_plan(config: Config, shape: ModelShape, scorers: Shapes = NONE) -> list[ProcessPlan]:
+    """Plans of a policy rank, of a rollout worker unless the data is recorded, and of those of
+    ``scorers`` that share devices. Other models are taken to have the ``shape`` of the policy."""
     plans = [_policy(config, shape), *([] if config.recorded else [_rollout(config, shape)])]
     if not config.takes_turns:
         return plans
-    kept = [PARKED + plan.gpu.get("communicators", 0) for plan in plans]
-    return [replace(plan, beside=sum(kept) - own) for plan, own in zip(plans, kept, strict=True)]
+    policy, engine = (PARKED + plan.gpu.get("communicators", 0) for plan in plans)
+    counts = scorers_of_a_pair(config)
+    scored = [_scorer(config, name, scorers[name]) for name in counts if name in scorers]
+    room = scorer_room(config, scorers)
+    plans = [
+        replace(plans[0], beside=engine + PARKED * sum(counts.values())),
+        replace(plans[1], beside=policy + room),
+    ]
+    # Of scorers one has its weights and its activations in ``room``.
+    others = policy + sum(plans[1].gpu.values()) + PARKED + room
+    return plans + [replace(s, beside=others - sum(s.gpu.values()) - PARKED) for s in scored]
 
 
-def fits_side_by_side(config: Config, shape: ModelShape, gpu: Gpu) -> bool:
-    """True if a policy rank and an engine have room on one GPU at the same time."""
-    needed = sum(sum(plan.gpu.values()) + PARKED for plan in memory_plan(config, shape))
-    return needed <= gpu.bytes * RESERVE
+def scorers_of_a_pair(config: Config) -> dict[str, int]:
+    """Workers of each scorer at the devices of the pair that has the most."""
+    counts, pairs = config.scorer_workers, config.fleet.policy
+    return {name: -(-n // pairs) for name, n in counts.items() if config.scorer_shares(name)}
 
 
-def host_bytes(config: Config, shape: ModelShape, here: Collection[str] | None = None) -> int:
-    """Host memory of policy replicas and rollout workers, without their programs: of those named
-    ``here``, or of all of [fleet]."""
+def scorer_room(config: Config, scorers: Shapes) -> int:
+    """Bytes of a pair's GPU that scorers have in generation's turn."""
+    counts = scorers_of_a_pair(config)
+    plans = {name: _scorer(config, name, scorers[name]) for name in counts if name in scorers}
+    return sum(counts[name] * (sum(plan.gpu.values()) + PARKED) for name, plan in plans.items())
+
+
+def fits_side_by_side(config: Config, shape: ModelShape, gpu: Gpu, scorers: Shapes = NONE) -> bool:
+    """True if a policy rank, an engine and ``scorers`` have room on one GPU at the same time."""
+    plans = memory_plan(config, shape)
+    plans += [_scorer(config, name, scorers[name]) for name in scorers]
+    return sum(sum(plan.gpu.values()) + PARKED for plan in plans) <= gpu.bytes * RESERVE
+
+
+def host_bytes(
+    config: Config, shape: ModelShape, here: Collection[str] | None = None, scorers: Shapes = NONE
+) -> dict[str, int]:
+    """Host memory by kind of process, without programs: of the workers named ``here``, or of all of
+    [fleet]."""
     counts = desired_workers(config) if here is None else Counter(map(pool_of_worker, here))
-    policy, *rollout = (sum(plan.host.values()) for plan in memory_plan(config, shape))
-    replica = config.fleet.policy_ranks * policy
-    return counts[POLICY] * replica + counts[ROLLOUT] * sum(rollout)
+    found = {}
+    for plan in memory_plan(config, shape, scorers):
+        ranks = config.fleet.policy_ranks if plan.pool == POLICY else 1
+        found[plan.name] = ranks * counts.get(plan.pool, 0) * sum(plan.host.values())
+    return found
 
 
 def room_of_a_turn(total: int) -> int:
@@ -245,7 +289,7 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         (host if there else gpu)["published weights"] = 2 * wire
         if config.rollout.weight_deltas:
             host["encoded deltas"] = wire
-    return ProcessPlan("policy rank", gpu, host)
+    return ProcessPlan("policy rank", POLICY, gpu, host)
 
 
 def head_scratch_bytes(
@@ -279,7 +323,19 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
     host = {"received weights": (2 if two else 1) * published}
     if rollout.engine == "vllm":
         host["weights that ranks share"] = 2 * published  # Those of a swap, and those before
-    return ProcessPlan("rollout worker", gpu, host)
+    return ProcessPlan("rollout worker", ROLLOUT, gpu, host)
+
+
+def _scorer(config: Config, name: str, shape: ModelShape) -> ProcessPlan:
+    """A scorer of a model, with a batch of the longest completions."""
+    scorer = config.scorers.by_name[name]
+    width = _width(trainer_dtype(config) if scorer.dtype == "auto" else scorer.dtype)
+    tokens = scorer.batch_size * min(_longest(config), scorer.max_context or sys.maxsize)
+    weights = width * shape.parameters
+    gpu = {"scorer weights": weights, "scorer activations": tokens * shape.block_saved}
+    if scorer.kind == "logprobs":
+        gpu["logits"] = head_scratch_bytes(tokens, 0, shape.vocabulary, DEFAULT_CHUNK_MB)
+    return ProcessPlan(f"scorer {name}", pool_of(SCORER, name), gpu, {"state": weights})
 
 
 def _longest(config: Config) -> int:
@@ -287,11 +343,12 @@ def _longest(config: Config) -> int:
     return min(config.longest_sequence, positions(config.model.path) or config.longest_sequence)
 
 
-def engine_share(weights: int, version: int, gpu: int) -> float:
+def engine_share(weights: int, version: int, gpu: int, beside: int = 0) -> float:
     """Fraction of a GPU of ``gpu`` bytes that an engine may fill with its ``weights`` and its
-    cache. Beside it there is room for the ``version`` that comes next, if that leaves the cache at
-    least half of what it could have; else a rank takes the next version from host memory."""
-    room, staged = RESERVE * gpu, version / STAGED
+    cache, if others have ``beside`` bytes in its turn. There is room for the ``version`` that comes
+    next, too, if that leaves the cache at least half of what it could have; else a rank takes the
+    next version from host memory."""
+    room, staged = RESERVE * gpu - beside, version / STAGED
     cache = room - weights
     return (room - staged if staged <= cache / 2 else room) // (gpu / 100) / 100
 

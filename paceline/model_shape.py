@@ -41,16 +41,25 @@ def trainer_dtype(config: Config) -> str:
     return "bfloat16" if config.model.dtype == "auto" else config.model.dtype
 
 
-def read_shape(config: Config) -> ModelShape:
-    """The shape of the policy. Raises BadInput if the model's config cannot be read, or its model
-    cannot be built or run without data."""
+def scorer_shapes(config: Config) -> dict[str, ModelShape]:
+    """Shapes of the models of scorers that may share devices, as language models, by name. Raises
+    BadInput."""
+    scorers = config.scorers.by_name.items()
+    return {n: read_shape(config, n) for n, s in scorers if s.path is not None and s.takes_turns}
+
+
+def read_shape(config: Config, scorer: str = "") -> ModelShape:
+    """The shape of the policy, or of a scorer's model. Raises BadInput if the model's config cannot
+    be read, or its model cannot be built or run without data."""
     from transformers import AutoConfig
 
-    path, trusted = config.model.path, config.model.trust_remote_code
+    field, path, trusted = "model.path", config.model.path, config.model.trust_remote_code
+    if scorer:
+        field, path = f"scorers.{scorer}.path", str(config.scorers.by_name[scorer].path)
     try:
         stored = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
         shape = shape_of(stored, trainer_dtype(config), trust_remote_code=trusted)
-        if config.model.lora is None:
+        if scorer or config.model.lora is None:
             return shape
         from paceline.lora import adapter_shapes
 
@@ -60,7 +69,7 @@ def read_shape(config: Config) -> ModelShape:
         raise
     except Exception as error:  # files of users, models of others' code, and data-dependent ones
         raise BadInput(
-            f"model.path = {path!r}: its config.json cannot be read, or its memory not be computed "
+            f"{field} = {path!r}: its config.json cannot be read, or its memory not be computed "
             f"({first_line(error)}): give a directory that has one, or a hub name that this "
             "machine can reach, or start the run on one GPU and read its peak"
         ) from error

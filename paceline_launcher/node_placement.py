@@ -159,8 +159,8 @@ class Placement:
     def _first(self, pool: str, index: int) -> WorkerPlace:
         """The place of a worker that [fleet] names, which takes it."""
         if pool != POLICY and (partner := partner_of(self._config, worker_name(pool, index))):
-            place = self._places[partner]
-            return replace(place, gpus=place.gpus[: self._needs[pool]])
+            beside = self._places[partner]
+            return replace(beside, gpus=beside.gpus[: self._needs[pool]])
         if not self._needs[pool]:
             node = self._load.index(min(self._load))
             self._load[node] += 1
@@ -203,14 +203,14 @@ class Placement:
         return slots[extra] if extra < len(slots) else None
 
     def _no_room(self, pool: str, index: int) -> str:
-        need = self._needs[pool]
+        need, all_needed = self._needs[pool], gpus_needed(self._config)
         count = -(-need // self._gpus) if role_of(pool) == POLICY else 1
         where_to = "one node" if count == 1 else f"{count} nodes that are free"
         return (
             f"there is no room for {worker_name(pool, index)}, which needs {need} GPUs on "
-            f"{where_to}: the workers of [fleet] need {gpus_needed(self._config)} GPUs, and there are {self._nodes} "
-            f"nodes with {self._gpus} GPUs each. Lower fleet.policy_ranks, "
-            f"rollout.tensor_parallel or the workers in [fleet], take more nodes, or let workers "
+            f"{where_to}: the workers of [fleet] need {all_needed} GPUs, and there are "
+            f"{self._nodes} nodes with {self._gpus} GPUs each. Lower fleet.policy_ranks, "
+            "rollout.tensor_parallel or the workers in [fleet], take more nodes, or let workers "
             "share the GPUs with --gpus 0"
         )
 

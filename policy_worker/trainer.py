@@ -28,6 +28,7 @@ from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
+from paceline.memory_plan import PARKED, scorers_of_a_pair
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.payloads.store import Payloads
 from paceline.process.parked_memory import ParkedMemory, await_room
@@ -100,7 +101,8 @@ class Trainer:
     def __post_init__(self) -> None:
         """Loads the objective's parts. Raises ModelError and ObjectiveError."""
         if self.config.takes_turns and self.device.type == "cuda":
-            await_room(partial(torch.cuda.mem_get_info, self.device))
+            scorers = sum(scorers_of_a_pair(self.config).values())
+            await_room(partial(torch.cuda.mem_get_info, self.device), scorers * PARKED)
         # The run's settings stay as they are: what is settled is this worker's affair.
         config = settle_rows(self.config, self.replica, self.device)
         self.state: TrainState = load_sharded_state(config, self.replica, self.device)

@@ -17,7 +17,12 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.config.model_files import load_pretrained
 from paceline.config.schema import Config
-from paceline.model_head import has_other_logits, logits_of
+from paceline.model_head import (
+    DEFAULT_CHUNK_MB,
+    has_other_logits,
+    logits_of,
+    tokens_per_chunk,
+)
 from paceline.process.compute_device import compute_dtype, pick_device
 from paceline.process.parked_memory import ParkedMemory, in_its_room
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
@@ -67,10 +72,6 @@ def padded(items: Sequence[Item], device: torch.device) -> tuple[Tensor, Tensor]
         ids[row, split : len(item)] = torch.from_numpy(item.tokens.astype("int64"))
         mask[row, : len(item)] = 1
     return ids.to(device), mask.to(device)
-
-
-LOGITS_AT_ONCE = 1 << 25
-"""Logits held at once: 128 MiB of float32, and a few copies of it."""
 
 
 class ModelScorer(BatchedScorer):
@@ -157,7 +158,8 @@ class TokenLogprobs(ModelScorer):
             [hidden[i, len(x.prompt_tokens) - 1 : len(x) - 1] for i, x in enumerate(items)]
         )
         targets = torch.cat([ids[i, len(x.prompt_tokens) : len(x)] for i, x in enumerate(items)])
-        rows = max(1, LOGITS_AT_ONCE // self._model.config.get_text_config().vocab_size)
+        vocabulary = self._model.config.get_text_config().vocab_size
+        rows = tokens_per_chunk(vocabulary, DEFAULT_CHUNK_MB)
         found = []
         for hidden_chunk, chunk in zip(before.split(rows), targets.split(rows), strict=True):
             logits = logits_of(self._model, hidden_chunk).float() / self._config.rollout.temperature

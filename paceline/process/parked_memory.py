@@ -38,14 +38,17 @@ class StillInUse(UserError):
     """The device has no room for what this process had there before."""
 
 
-def await_room(read: Callable[[], tuple[int, int]], limit_s: float = TAKE_S) -> None:
-    """Waits, before the first load in a turn, until the device is free but for what its other
-    worker keeps. ``read``: its bytes that are free, and all. After ``limit_s`` the load has to do
+def await_room(
+    read: Callable[[], tuple[int, int]], beside: int = 0, limit_s: float = TAKE_S
+) -> None:
+    """Waits, before the first load in a turn, until the device is free but for what the other
+    worker of the pair keeps, and for ``beside`` bytes of scorers. ``read``: its bytes that are
+    free, and all. After ``limit_s`` the load has to do
     with what there is."""
     deadline = time.monotonic() + limit_s
     while True:
         free, total = read()
-        if free >= room_of_a_turn(total):
+        if free >= room_of_a_turn(total) - beside:
             return
         if time.monotonic() >= deadline:
             event(log, "device still in use", logging.WARNING, gib=(total - free) / (1 << 30))

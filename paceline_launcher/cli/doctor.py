@@ -80,7 +80,7 @@ def memory(config: ConfigArgument, *, gpu: str | None = None, overrides: SetOpti
         problems,
         settled,
     )
-    from paceline.model_shape import read_shape
+    from paceline.model_shape import read_shape, scorer_shapes
     from paceline_launcher.preflight.models import check_model_config
 
     resolved = load_config(config, overrides or ())
@@ -89,7 +89,7 @@ def memory(config: ConfigArgument, *, gpu: str | None = None, overrides: SetOpti
     shape = read_shape(resolved)
     if device is not None:
         resolved = settled(resolved, shape, device)
-    plans = memory_plan(resolved, shape)
+    plans = memory_plan(resolved, shape, scorer_shapes(resolved) if resolved.takes_turns else {})
     typer.echo(f"{resolved.model.path}: {shape.parameters / 1e9:.2f} B parameters")
     again = "with" if resolved.model.recomputes else "without"
     typer.echo(f"rows of {resolved.train.memory.row_tokens} tokens, {again} recomputation")

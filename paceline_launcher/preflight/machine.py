@@ -173,7 +173,7 @@ def gpu_memory(
     if not _has_shape(config):
         return
     from paceline.memory_plan import found_gpu, host_bytes, memory_plan, problems, settled
-    from paceline.model_shape import read_shape
+    from paceline.model_shape import read_shape, scorer_shapes
 
     # Without a driver there is no GPU, and torch, which takes seconds to import, is not asked.
     if gpu is None and config.model.device != "cpu" and DRIVER.exists():
@@ -182,23 +182,27 @@ def gpu_memory(
         return
     try:
         shape = read_shape(config)
+        scorers = scorer_shapes(config) if config.takes_turns else {}
     except BadInput as error:
         yield skip(str(error))
         return
-    if config.takes_turns and (needed := host_bytes(config, shape, here)) > (total := _memory()):
+    parts = host_bytes(config, shape, here, scorers)
+    if config.takes_turns and (needed := sum(parts.values())) > (total := _memory()):
         # Workers without their turn keep their state there.
+        named = ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
         yield fail(
             f'fleet.sharing = "{config.fleet.sharing}": the workers of this machine keep '
-            f"{_size(needed)} in host memory, and it has {_size(total)}",
+            f"{_size(needed)} in host memory ({named}), and it has {_size(total)}",
             "Take fewer workers in [fleet], a host with more memory, or devices of their own for "
             'both roles (fleet.sharing = "none")',
         )
     if gpu is None:
         return
-    wrong = list(problems(memory_plan(settled(config, shape, gpu), shape), gpu))
+    wrong = list(problems(memory_plan(settled(config, shape, gpu), shape, scorers), gpu))
     yield from (fail(found, remedy) for found, remedy in wrong)
     if not wrong:
-        yield ok(f"a policy rank and an engine each fit {gpu.name}")
+        beside = " with the scorers" if scorers else ""
+        yield ok(f"a policy rank and an engine{beside} each fit {gpu.name}")
 
 
 def _has_shape(config: Config) -> bool:
@@ -229,7 +233,7 @@ def turns_needed(config: Config, environ: Mapping[str, str] = os.environ) -> tup
     if chosen or gpus_of_worker(config, ROLLOUT) != 1:
         return False, ""
     from paceline.memory_plan import fits_side_by_side, found_gpu
-    from paceline.model_shape import read_shape
+    from paceline.model_shape import read_shape, scorer_shapes
 
     if (gpu := found_gpu()) is None:
         return False, ""
@@ -240,7 +244,7 @@ def turns_needed(config: Config, environ: Mapping[str, str] = os.environ) -> tup
             'set fleet.sharing = "turns"'
         )
     try:
-        fits = fits_side_by_side(config, read_shape(config), gpu)
+        fits = fits_side_by_side(config, read_shape(config), gpu, scorer_shapes(config))
     except BadInput as error:
         return False, f"{unknown}: {error}"
     if fits:

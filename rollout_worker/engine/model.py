@@ -14,6 +14,8 @@ from paceline.config.model_files import Loaded, load_pretrained
 from paceline.config.schema import Config
 from paceline.config.sections.inputs import LoraConfig
 from paceline.lora import SUFFIXES, adapters_of, attach, initial
+from paceline.memory_plan import scorer_room
+from paceline.model_shape import scorer_shapes
 from paceline.process.compute_device import compute_dtype, pick_device
 from paceline.process.parked_memory import await_room
 from rollout_worker.engine.base import EngineError
@@ -31,7 +33,8 @@ def load_model(config: Config) -> PreTrainedModel:
     """The model in evaluation mode on its device. Raises EngineError."""
     device = pick_device(config.model.device)
     if config.takes_turns and device.type == "cuda":
-        await_room(partial(torch.cuda.mem_get_info, device))
+        room = scorer_room(config, scorer_shapes(config))
+        await_room(partial(torch.cuda.mem_get_info, device), room)
     dtype = compute_dtype(config.model, device.type, config.rollout.dtype)
     return read_model(config, dtype).to(device)
 
@@ -74,9 +77,10 @@ def context_limit(config: Config, model: PretrainedConfig) -> int:
     return min(limit, positions) if positions else limit
 
 
-def cache_budget(device: torch.device) -> int:
+def cache_budget(device: torch.device, beside: int = 0) -> int:
+    """Bytes for a key-value cache, if scorers have ``beside`` bytes of a GPU or are yet to come."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        free = torch.cuda.mem_get_info(device)[0] - beside
     else:
         free = psutil.virtual_memory().available
     return int(free * _CACHE_SHARE)

@@ -13,6 +13,7 @@ time and sends itself the signal. Instants:
               send            a bucket of new weights on its way to a rollout worker
               park            about to give up its device; parking: in the middle of it; parked:
                               it has, and has not said so; unpark: about to take it again
+    scorer    park, parking, parked, unpark  likewise
     rollout   park, parking, parked, unpark  likewise
               generate        a few milliseconds after a prompt went to the engine
               submit          a few milliseconds after finished groups were sent
@@ -36,7 +37,7 @@ VARIABLE = "PACELINE_INSTANTS"
 POLICY = ("idle", "forward", "reduce", "vote", "commit", "state_transfer", "send")
 ROLLOUT = ("generate", "submit", "receive")
 TURNS = ("park", "parking", "parked", "unpark")
-"""Of both, if they take turns at a device."""
+"""Of all, if they take turns at a device."""
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -219,6 +220,8 @@ class Trap:
     def _park(self) -> None:
         if policy := sys.modules.get("policy_worker.trainer"):
             self._before(policy.Trainer, "park")
+        elif scorer := sys.modules.get("scorer_worker.scorer"):
+            self._before(scorer.BatchedScorer, "park")
         else:
             self._before(_module("rollout_worker.turns").Turns, "_park")
 

@@ -106,7 +106,7 @@ class LaunchedFleet(Fleet):
             and len({w.worker_id for w in living}) >= sum(wanted.values())
             and {c.pid for c in status.controllers if c.state != "silent"}
             >= {p.ids[-1].pid for p in record.processes if p.role == "controller"}
-            and all(w.version >= 0 for w in living)
+            and all(w.version >= 0 for w in living if not w.scorer)
             and all(
                 w.mesh_epoch == status.mesh_epoch for w in living if w.worker_id[:6] == "policy"
             )

@@ -16,7 +16,6 @@ from testbed.simulator.rollout import SimulatedRolloutWorker
 from testbed.simulator.virtual_time import Process
 from testbed.simulator.worker import Client, Fenced, SimulatedScorer, SimulatedWorker
 
-
 KINDS: dict[str, type[SimulatedWorker]] = {
     "policy": SimulatedPolicyWorker,
     "rollout": SimulatedRolloutWorker,

@@ -1,5 +1,6 @@
 """A policy replica and a rollout worker that take turns at one device, on the CPU, as a user starts
-them: they learn, survive kills around every switch, and need little more memory than one alone."""
+them: they learn, survive kills around every switch, and need little more memory than one alone.
+With PPO a reference and a critic park with the trainer, and a reward model has turns of its own."""
 
 import time
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from paceline.observe.fleet_file import FleetRecord
 from testbed.faults.failpoints import TURNS
 from testbed.fleets.launched_fleet import Event, LaunchedFleet
 from testbed.fleets.local_run import SLOWLY, Up, write_run
-from testbed.tiny_model import make_tiny_model
+from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
 from tests.fixtures.shared import Shared
 from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+NAMES = ("policy-0", "rollout-0", "scorer-helpful-0")
 PAIR = {"controllers": 2, "policy": 1, "rollout": 1, "sharing": "turns"}
 
 
@@ -54,9 +56,17 @@ def test_a_pair_that_takes_turns_learns(start: Start, staleness: int) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
     def started() -> LaunchedFleet:
-        train = {"max_staleness": 1, "checkpoint_every": 3}
         where = tmp_path_factory.mktemp("turns")
-        return LaunchedFleet(where, fleet=PAIR, train=train, reward=SLOWLY)
+        model = make_tiny_reward_model(where / "rm", make_tiny_model(where / "other", hidden=32))
+        train = {"max_staleness": 1, "checkpoint_every": 3, "algorithm": "ppo", "kl_coef": 0.01}
+        functions = dict.fromkeys([*SLOWLY["functions"], "scorer:helpful"], 1.0)
+        return LaunchedFleet(
+            where,
+            fleet=PAIR,
+            train=train,
+            reward={"functions": functions},
+            scorers={"helpful": {"kind": "reward_model", "path": str(model)}},
+        )
 
     fleet = Shared(started)
     yield fleet
@@ -73,12 +83,15 @@ def fleet(shared: Shared[LaunchedFleet], request: pytest.FixtureRequest) -> Iter
 
 
 def assert_one_holder(events: list[Event]) -> None:
-    """No seat is given to a worker before the one before it has parked or died."""
+    """No seat is given to a worker before the one before it has parked or died, and none to a
+    scorer beside a replica."""
     holder: dict[str, str] = {}
     for event in events:
         match event["type"]:
             case "SeatGranted":
                 assert event["seat"] not in holder, event
+                beside = {*holder.values(), event["worker_id"]}
+                assert not {"policy-0", "scorer-helpful-0"} <= beside, event
                 holder[event["seat"]] = event["worker_id"]
             case "SeatReturned":
                 assert holder.pop(event["seat"]) == event["worker_id"], event
@@ -90,20 +103,19 @@ def assert_one_holder(events: list[Event]) -> None:
     ("name", "instant"),
     [
         pytest.param(name, instant, marks=() if instant == "parking" else pytest.mark.long)
-        for name in ("policy-0", "rollout-0")
+        for name in NAMES
         for instant in TURNS
     ],
 )
-def test_a_worker_that_is_killed_around_a_switch_costs_its_partner_nothing(
+def test_a_worker_that_is_killed_around_a_switch_costs_the_others_nothing(
     fleet: LaunchedFleet, name: str, instant: str
 ) -> None:
     at = fleet.mark()
-    other = next(n for n in ("policy-0", "rollout-0") if n != name)
-    before = fleet.pids()[other]
+    before = fleet.pids()
     fleet.fall(name, instant)
     fleet.first(lambda e: e["type"] == "WorkerRegistered" and e["worker_id"] == name, at)
     fleet.steps(3)
-    assert fleet.pids()[other] == before
+    assert {n for n in NAMES if fleet.pids()[n] != before[n]} == {name}
     fleet.mark()
     assert_one_holder([event for _, event in fleet.tail.events])
 
@@ -117,10 +129,7 @@ def test_a_switch_goes_on_under_the_next_leader(fleet: LaunchedFleet, instant: s
     fleet.send(fleet.status().leader)
     fleet.first(lambda e: e["type"] == "TermBegun", at)
     fleet.steps(3)
-    after = fleet.pids()
-    assert [after[n] for n in ("policy-0", "rollout-0")] == [
-        before[n] for n in ("policy-0", "rollout-0")
-    ]
+    assert [fleet.pids()[n] for n in NAMES] == [before[n] for n in NAMES]
     assert_one_holder([event for _, event in fleet.tail.events])
 
 

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from paceline.config.schema import Config
 from paceline.cuda_extensions import VLLM_MARK, hidden_in_children
 from paceline.lora import adapters_of, attach
-from paceline.memory_plan import engine_share
+from paceline.memory_plan import engine_share, scorer_room
+from paceline.model_shape import scorer_shapes
 from paceline.process.compute_device import compute_dtype
 from paceline.process.parked_memory import await_room
 from paceline.process.structured_log import first_line
@@ -77,10 +78,12 @@ def engine_arguments(
     parameters: int,
     gpu: int | None,
     matrices: Mapping[str, Tensor] | None = None,
+    beside: int = 0,
 ) -> dict[str, Any]:
     """Keyword arguments of AsyncEngineArgs. ``parameters``: of the model. ``gpu``: bytes of a GPU;
     None: vLLM's platform is a CPU. ``matrices``: those of its adapters, if only they are trained.
-    Raises EngineError for an argument that does not exist or that another field sets."""
+    ``beside``: bytes of the GPU that scorers have. Raises EngineError for an argument that does not
+    exist or that another field sets."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     rollout, given = config.rollout, dict(config.rollout.vllm)
@@ -115,7 +118,7 @@ def engine_arguments(
     if gpu:
         width = 4 if arguments["dtype"] == "float32" else 2
         held, staged = (n * width // rollout.tensor_parallel for n in (parameters, version))
-        arguments["gpu_memory_utilization"] = engine_share(held, staged, gpu)
+        arguments["gpu_memory_utilization"] = engine_share(held, staged, gpu, beside)
         arguments["enable_sleep_mode"] = config.takes_turns
     else:
         if config.takes_turns:
@@ -282,17 +285,20 @@ class VLLMClient:
             attach(shape, lora)
         table = WeightTable(shape)
         total = None if cpu else int(current_platform.get_device_total_memory())
+        beside = 0
         if total is not None and config.takes_turns:
+            beside = scorer_room(config, scorer_shapes(config))
             used, devices = torch.cuda.device_memory_used, range(torch.cuda.device_count())
             # NVML needs no CUDA context, which this process is not to have. Its errors are many.
             with contextlib.suppress(Exception):
-                await_room(lambda: (total - max(map(used, devices)), total))
+                await_room(lambda: (total - max(map(used, devices)), total), beside)
         given = engine_arguments(
             config,
             model,
             parameters=sum(parameter.numel() for parameter in shape.parameters()),
             gpu=total,
             matrices=adapters_of(shape),
+            beside=beside,
         )
         if cpu and given.get("enforce_eager"):
             # Even so vLLM compiles a helper of its sampler: fifteen seconds before the first token.

@@ -32,9 +32,11 @@ from paceline.memory_plan import (
     memory_plan,
     named_gpu,
     problems,
+    scorer_room,
+    scorers_of_a_pair,
     settled,
 )
-from paceline.model_shape import read_shape, shape_of
+from paceline.model_shape import read_shape, scorer_shapes, shape_of
 from paceline_launcher.cli import app
 from paceline_launcher.preflight import machine
 from paceline_launcher.preflight.machine import gpu_memory
@@ -324,26 +326,66 @@ def test_a_pair_in_turns_needs_the_larger_of_both_and_host_memory_for_the_other(
     assert not list(problems(memory_plan(turns, shape), gpu))
     assert not fits_side_by_side(side_by_side, shape, Gpu("one", int(policy / RESERVE)))
     assert list(problems(memory_plan(turns, shape), Gpu("one", int(policy / RESERVE))))
-    more = host_bytes(turns, shape) - host_bytes(side_by_side, shape)
-    assert more >= 12 * shape.parameters  # weights and moments
+    apart, together = (host_bytes(c, shape)["policy rank"] for c in (side_by_side, turns))
+    assert together - apart >= 12 * shape.parameters  # weights and moments
+
+
+def test_scorers_at_a_pairs_device_are_beside_the_engine_and_on_the_host():
+    shape = shape_of(random_config("qwen3"), "float32")
+    small = replace(shape, parameters=shape.parameters // 2)
+    models = {"rm": {"kind": "reward_model"}, "teacher": {"kind": "logprobs"}}
+    scorers = {name: {"path": "m", "batch_size": 2} | model for name, model in models.items()}
+    fleet = {"sharing": "turns", "scorers": {"rm": 3, "teacher": 1}, "policy": 2, "rollout": 2}
+    shapes = {"rm": small, "teacher": shape}
+    config = config_of(fleet=fleet, scorers=scorers, model={"dtype": "float32"})
+    policy, engine, *scored = memory_plan(config, shape, shapes)
+    assert scorers_of_a_pair(config) == {"rm": 2, "teacher": 1}
+    assert [(p.name, p.host["state"]) for p in scored] == [
+        ("scorer rm", 4 * small.parameters),
+        ("scorer teacher", 4 * shape.parameters),
+    ]
+    rm, teacher = (sum(plan.gpu.values()) + PARKED for plan in scored)
+    pairs = {name: fleet[name] for name in ("sharing", "policy", "rollout")}
+    alone = memory_plan(config_of(fleet=pairs, model={"dtype": "float32"}), shape)
+    assert policy.beside - alone[0].beside == 3 * PARKED
+    assert engine.beside - alone[1].beside == 2 * rm + teacher == scorer_room(config, shapes)
+    full = engine.beside + sum(engine.gpu.values())
+    (found,) = {f.partition(" needs")[0] for f, _ in problems([engine], Gpu("one", full))}
+    assert found == "a rollout worker" and not list(problems([engine], Gpu("one", 2 * full)))
+    there = sum(engine.gpu.values()) + PARKED
+    assert scored[1].beside + teacher == there + alone[1].beside + scorer_room(config, shapes)
+    here = host_bytes(config, shape, ["policy-0", "rollout-0", "scorer-rm-0"], shapes)
+    assert here["scorer rm"] == 4 * small.parameters and not here["scorer teacher"]
+    apart = {name: scorer | {"takes_turns": False} for name, scorer in scorers.items()}
+    assert len(memory_plan(config_of(fleet=fleet, scorers=apart), shape, shapes)) == 2
+    side = config_of(scorers=scorers)
+    needed = int(sum(sum(p.gpu.values()) + PARKED for p in memory_plan(side, shape)) / RESERVE) + 1
+    assert fits_side_by_side(side, shape, Gpu("one", needed))
+    assert not fits_side_by_side(side, shape, Gpu("one", needed), shapes)
+    wide = engine_share(GIB, GIB, 80 * GIB) - engine_share(GIB, GIB, 80 * GIB, 8 * GIB)
+    assert wide == pytest.approx(0.1, abs=0.02)
 
 
 @pytest.mark.parametrize("gpu", [Gpu("one", 1 << 36), None])
-@pytest.mark.parametrize("here", [None, ("policy-3", "rollout-3", "scorer-0")])
+@pytest.mark.parametrize("here", [None, ("policy-3", "rollout-3", "scorer-rm-3")])
 def test_a_host_without_room_for_parked_states_is_refused(tmp_path, monkeypatch, gpu, here):
     """``here``: workers that are placed on this node; None: all are. Without a GPU, too."""
     make_tiny_model(tmp_path, hidden=32)
     model = {"path": str(tmp_path), "device": "cpu" if gpu is None else "auto"}
-    pairs = {"sharing": "lend", "policy": 4, "rollout": 4}
-    config = config_of(model=model, fleet=pairs)
-    alone = config_of(model=model, fleet={"sharing": "turns"})
-    needed = host_bytes(alone, read_shape(alone)) * (4 if here is None else 1)
+    pairs = {"sharing": "turns", "policy": 4, "rollout": 4, "scorers": 4}
+    ppo = {"train": {"algorithm": "ppo", "kl_coef": 0.1}}
+    scorers = {"rm": {"kind": "reward_model", "path": str(tmp_path)}}
+    config = config_of(model=model, fleet=pairs, scorers=scorers, **ppo)
+    alone = config_of(model=model, fleet={"sharing": "turns"}, scorers=scorers, **ppo)
+    of_each = host_bytes(alone, read_shape(alone), scorers=scorer_shapes(alone))
+    assert of_each["policy rank"] > 2 * 12 * read_shape(alone).parameters  # with its critic
+    needed = sum(of_each.values()) * (4 if here is None else 1)
     for total, refused in ((needed - 1, True), (needed, False)):
         monkeypatch.setattr(machine, "_memory", lambda total=total: total)
         checks = gpu_memory(config, gpu, here)
         found = [f for f in checks if f.state == "fail"]
         assert [
-            ('sharing = "lend"' in f.found, "host memory" in f.found, bool(f.remedy)) for f in found
+            ('sharing = "turns"' in f.found, "scorer rm" in f.found, bool(f.remedy)) for f in found
         ] == [(True, True, True)] * refused
 
 

@@ -130,9 +130,15 @@ async def test_a_turn_ends_between_two_batches(tmp_path: Path) -> None:
     config = config_of(model, {"kind": "logprobs", "path": str(model), "batch_size": 1})
     scorer: Any = make_scorer(config, "one")
     await scorer.start()
+    begun, loop, compute = asyncio.Event(), asyncio.get_running_loop(), scorer.compute
+
+    def seen(batch: Sequence[Item]) -> list[Score]:
+        loop.call_soon_threadsafe(begun.set)
+        return list(compute(batch))
+
+    scorer.compute = seen
     asked = asyncio.create_task(scorer.score(items()))
-    while not scorer.computing:
-        await asyncio.sleep(0)
+    await begun.wait()
     await scorer.park()
     assert scorer.done == 1 and not asked.done()
     await scorer.unpark()
