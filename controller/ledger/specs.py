@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import add
 from typing import Any
 
 from controller.ledger.codec import TRANSIENT
@@ -167,14 +168,14 @@ class GroupMeta:
 
     task_id: TaskId
     attempt: int
-    sequences: int
+    sequences: int  # Of all samples
     prompt_tokens: int
     tokens: int  # Trainable completion tokens over all sequences
     min_version: Version
     max_version: Version
     reward_mean: float
-    reward_std: float  # Of a sample: sqrt(sum (r - mean)^2 / (n - 1)); 0 for one sequence
-    reward_max: float  # Over the group's sequences
+    reward_std: float  # Of a sample: sqrt(sum (r - mean)^2 / (n - 1)); 0 for one
+    reward_max: float  # Over the group's samples
     generate_s: float = 0.0
     reward_s: float = 0.0
     token_versions: tuple[tuple[Version, int], ...] = ()
@@ -184,20 +185,33 @@ class GroupMeta:
     """Completion tokens of each sequence, those that are not trained included."""
     sequence_versions: tuple[tuple[tuple[Version, ...], int], ...] = ()
     """Number of sequences by the versions of their trainable tokens. Sequences without such a token
-    are in none."""
+    are in none. Those of a sample count as one, unless train.loss.branches = "each"."""
     rewards: tuple[float, ...] = field(default=(), metadata=TRANSIENT)
-    """Rewards of an evaluation's sequences; empty for training groups."""
+    """Rewards of an evaluation's samples; empty for training groups."""
     answers: tuple[str, ...] = field(default=(), metadata=TRANSIENT)
-    """Answers that the sequences vote for; "": no vote."""
+    """Answers that the samples vote for; "": no vote."""
     truncated: int = field(default=0, metadata=TRANSIENT)
     """Evaluation: sequences that ended at the limit of tokens."""
     prompt_cut: int = 0  # Tokens that the row's prompt has lost because it was too long
     digest: str = ""  # Digest of the payload; empty if there is none
+    branches: tuple[int, ...] = ()  # Sequences of each sample; empty: one each
+    prefixes: tuple[int, ...] = ()
+    """Tokens of each sequence's path before its own; empty: those of the prompt."""
+
+    @property
+    def samples(self) -> int:
+        return len(self.branches) or self.sequences
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the sequences' own, those that are shared counted for each."""
+        return sum(self.prefixes) or self.prompt_tokens * self.sequences
 
     @property
     def whole_lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence, prompt included."""
-        return tuple(self.prompt_tokens + length for length in self.lengths)
+        """Tokens of each sequence, with what it goes on from."""
+        prefixes = self.prefixes or (self.prompt_tokens,) * len(self.lengths)
+        return tuple(map(add, prefixes, self.lengths))
 
 
 @dataclass(frozen=True, slots=True)

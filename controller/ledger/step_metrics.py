@@ -37,7 +37,7 @@ def step_metrics(state: State, step: OpenStep, now: float) -> dict[str, float]:
     ages = [token_ages(state, group, step.step) for group in groups]
     limit = token_age(state, step.step)
     tokens = sum(n for of_group in ages for age, n in of_group if age <= limit)
-    sequences = sum(g.sequences for g in groups)
+    sequences, samples = sum(g.sequences for g in groups), sum(g.samples for g in groups)
     step_s = max(now - state.steps.last_commit_t, 1e-6)
     if now < state.steps.last_commit_t:
         step_s = math.nan  # the clock was set back: no rate is better than a rate of billions
@@ -50,9 +50,10 @@ def step_metrics(state: State, step: OpenStep, now: float) -> dict[str, float]:
         **(_of_ages(state, groups, ages, limit) if sampled else {}),
         **_of_data(state, groups),
         "tokens": float(tokens),
-        "samples": float(sequences),
+        "samples": float(samples),
+        **({"sequences_per_sample": sequences / samples} if sequences > samples else {}),
         "tokens_per_s": tokens / step_s,
-        "samples_per_s": sequences / step_s,
+        "samples_per_s": samples / step_s,
         "step_s": step_s,
         "response_tokens_mean": sum(g.tokens for g in groups) / sequences,
         "time_generate_s": sum(g.generate_s for g in groups) / len(groups),
@@ -131,11 +132,11 @@ class RewardTotals:
 
 def reward_totals(groups: Collection[GroupMeta]) -> RewardTotals:
     """The same bits in whatever order the groups are."""
-    samples = sum(g.sequences for g in groups)
-    total = math.fsum(g.sequences * g.reward_mean for g in groups)
+    samples = sum(g.samples for g in groups)
+    total = math.fsum(g.samples * g.reward_mean for g in groups)
     mean = total / max(samples, 1)
-    within = math.fsum((g.sequences - 1) * g.reward_std**2 for g in groups)
-    between = math.fsum(g.sequences * (g.reward_mean - mean) ** 2 for g in groups)
+    within = math.fsum((g.samples - 1) * g.reward_std**2 for g in groups)
+    between = math.fsum(g.samples * (g.reward_mean - mean) ** 2 for g in groups)
     return RewardTotals(samples, total, within + between, within)
 
 

@@ -184,6 +184,8 @@ def check_meta(meta: rollout_pb2.GroupMeta, limits: GroupLimits, newest_version:
         truncated=0 if train else meta.truncated,
         prompt_cut=meta.prompt_cut,
         digest=meta.digest if train else "",
+        branches=tuple(meta.branches),
+        prefixes=tuple(meta.prefixes),
     )
 
 

@@ -83,7 +83,7 @@ def _preference(
         samples,
         preference=True,
         groups_of_one=True,
-        ignores=_SUPERVISED | {"aggregation"},
+        ignores=_SUPERVISED | {"aggregation", "branches"},
         reference=reference,
     )
 
@@ -150,7 +150,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         "policy_worker.objectives.supervised:Sft",
         forms=(RowForm.CHAT, RowForm.COMPLETION),
         samples=False,
-        ignores=_SUPERVISED,
+        ignores=_SUPERVISED | {"branches"},
     ),
     "dpo": _preference("preferences:Dpo", DpoOptions, reference=True),
     "online_dpo": _preference("preferences:Dpo", DpoOptions, forms=(), reference=True),

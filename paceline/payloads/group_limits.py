@@ -54,6 +54,10 @@ class GroupLimits:
     """Most completions of an evaluation's prompt; the ledger knows those of each set."""
     columns: frozenset[str] = frozenset()
     """Scorers whose log-probs every completion to train has."""
+    each_branch: bool = False
+    """train.loss.branches: True if each sequence of a sample counts."""
+    whole_samples: str = ""
+    """The algorithm, if it trains only samples of one sequence."""
 
     @classmethod
     def of(cls, config: Config) -> "GroupLimits":
@@ -64,8 +68,15 @@ class GroupLimits:
             for n, s in config.scorers.by_name.items()
             if s.kind == "logprobs" and not config.recorded
         }
-        longest = config.longest_sequence
-        return cls(config.rollout.group_size, longest, vocabulary, samples, frozenset(columns))
+        return cls(
+            config.rollout.group_size,
+            config.longest_sequence,
+            vocabulary,
+            samples,
+            frozenset(columns),
+            config.train.loss.branches == "each",
+            config.train.algorithm if config.built_in and config.built_in.preference else "",
+        )
 
 
 def task_settings(config: Config) -> rollout_pb2.TaskSettings:

@@ -2,6 +2,7 @@
 checked; a controller checks the metadata, a policy rank compares the payload with them."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,6 +19,7 @@ from paceline.payloads.group_limits import (
     usable_reward,
 )
 from paceline.payloads.routes import BadRoutes, routes_of
+from paceline.payloads.sample_paths import NOTHING, BadPaths, Paths, check_sizes, paths_of
 from paceline.v1 import common_pb2, rollout_pb2
 
 LOGPROB_CEILING = 1e-3
@@ -136,8 +138,12 @@ def check_group(
         raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
     token_count(group.prompt_tokens, "prompt_tokens", limits)
     completions = list(group.completions)
+    try:
+        paths = paths_of(group)
+    except BadPaths as error:
+        raise Invalid(str(error)) from None
     tokens: dict[int, int] = {}
-    sequences: dict[tuple[int, ...], int] = {}
+    trained: list[set[int]] = []
     for number, completion in enumerate(completions):
         try:
             spans = _check_finished(completion, limits, newest_version)
@@ -145,9 +151,15 @@ def check_group(
             raise Invalid(f"completions[{number}]: {error}") from None
         for version, count in spans:
             tokens[version] = tokens.get(version, 0) + count
-        # Versions never fall within a completion: they are in order.
-        versions = tuple(dict.fromkeys([version for version, count in spans if count]))
-        sequences[versions] = sequences.get(versions, 0) + 1
+        trained.append({version for version, count in spans if count})
+    if paths.branched:
+        _check_branches(completions, paths)
+        if not limits.each_branch:
+            ends = np.cumsum(paths.branches)
+            parts = zip(ends - paths.branches, ends, strict=True)
+            trained = [set[int]().union(*trained[start:end]) for start, end in parts]
+    sequences = Counter(tuple(sorted(versions)) for versions in trained)
+    firsts = [c for c in completions if not c.HasField("branch")]
     if train and limits.columns:
         _check_scored(group, limits.columns)
     _check_routes(group)
@@ -170,9 +182,11 @@ def check_group(
             if versions
         ],
         lengths=[len(completion.tokens) // 4 for completion in completions],
-        rewards=[completion.reward for completion in completions],
-        answers=[] if train else [completion.answer for completion in completions],
+        rewards=[completion.reward for completion in firsts],
+        answers=[] if train else [completion.answer for completion in firsts],
         truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in completions),
+        branches=paths.branches if paths.branched else (),
+        prefixes=paths.prefixes if paths.branched else (),
     )
     check_consistency(meta, limits, newest_version)
     return meta
@@ -194,33 +208,41 @@ def check_consistency(
     if meta.prompt_cut > MOST_PROMPT_CUT:
         raise Invalid(f"prompt_cut is {meta.prompt_cut}")
     lengths, rewards = list(meta.lengths), list(meta.rewards)
-    count = len(lengths)
+    try:
+        count = check_sizes(meta, most)
+    except BadPaths as error:
+        raise Invalid(str(error)) from None
     if train and count != limits.group_size:
-        raise Invalid(f"{count} completions; {limits.group_size} were requested")
+        raise Invalid(f"{count} samples; {limits.group_size} were requested")
     if not train and not 1 <= count <= limits.eval_samples:
-        raise Invalid(f"{count} completions; an evaluation takes 1 to {limits.eval_samples}")
+        raise Invalid(f"{count} samples; an evaluation takes 1 to {limits.eval_samples}")
+    if train and meta.branches and limits.whole_samples:
+        raise Invalid(
+            f"{len(lengths)} sequences of {count} samples: train.algorithm = "
+            f"{limits.whole_samples} compares completions, and trains samples of one sequence"
+        )
     if len(rewards) != count or len(meta.answers) not in (0, count):
         raise Invalid(
-            f"{count} lengths, {len(rewards)} rewards and {len(meta.answers)} answers: one each, "
+            f"{count} samples, {len(rewards)} rewards and {len(meta.answers)} answers: one each, "
             "or no answers"
         )
     if min(lengths) < 1 or max(lengths) > most:
         raise Invalid(f"lengths {min(lengths)} to {max(lengths)} tokens, 1 to {most} allowed")
     for number, reward in enumerate(rewards):
         if not usable_reward(reward):
-            what = f"completions[{number}]: reward is {reward}"
+            what = f"sample {number}: reward is {reward}"
             raise Invalid(f"{what}: at most {MAX_REWARD:g} in magnitude")
     for answer in meta.answers:
         check_text(answer, "answers")
-    if meta.truncated > count:
-        raise Invalid(f"{meta.truncated} of {count} sequences truncated")
-    _check_versions(meta, newest_version)
+    if meta.truncated > len(lengths):
+        raise Invalid(f"{meta.truncated} of {len(lengths)} sequences truncated")
+    _check_versions(meta, newest_version, len(lengths) if limits.each_branch else count)
     if train and not meta.token_versions:
         raise Invalid("loss_mask leaves no token to train on")
 
 
-def _check_versions(meta: rollout_pb2.GroupMeta, newest: int) -> None:
-    """Checks that versions exist, rise, and add up."""
+def _check_versions(meta: rollout_pb2.GroupMeta, newest: int, most: int) -> None:
+    """Checks that versions exist, rise, and add up, to ``most`` sequences or samples at most."""
     if not 0 <= meta.min_version <= meta.max_version <= newest:
         raise Invalid(f"versions {meta.min_version} to {meta.max_version}, newest is {newest}")
     versions = [span.version for span in meta.token_versions]
@@ -233,8 +255,8 @@ def _check_versions(meta: rollout_pb2.GroupMeta, newest: int) -> None:
         if not part.versions or part.sequences < 1:
             raise Invalid("sequence_versions: no version, or no sequence")
     sequences = sum(part.sequences for part in meta.sequence_versions)
-    if sequences > len(meta.lengths):
-        raise Invalid(f"sequence_versions: {sequences} sequences of {len(meta.lengths)}")
+    if sequences > most:
+        raise Invalid(f"sequence_versions: {sequences} sequences of {most}")
     if {v for part in meta.sequence_versions for v in part.versions} != set(versions):
         raise Invalid("token_versions and sequence_versions name other versions")
 
@@ -248,6 +270,19 @@ def _check_rising(versions: Sequence[int], field: str, meta: rollout_pb2.GroupMe
                 f"{meta.max_version}"
             )
         last = version
+
+
+def _check_branches(completions: Sequence[rollout_pb2.Completion], paths: Paths) -> None:
+    """Checks what is said of a whole sample, and that each trained token is predicted."""
+    for number, (completion, parent) in enumerate(zip(completions, paths.parents, strict=True)):
+        if not completion.HasField("branch"):
+            continue
+        if completion.reward or completion.reward_components or completion.answer:
+            what = f"completions[{number}], a branch, has a reward or an answer"
+            raise Invalid(f"{what}: a sample's are on its first sequence")
+        if parent == NOTHING and completion.loss_mask[:1] != b"\x00":
+            what = f"completions[{number}]: its first token is trained"
+            raise Invalid(f"{what}, and nothing is before it: loss_mask must be 0 there")
 
 
 def _check_scored(group: rollout_pb2.Group, scorers: Set[str]) -> None:

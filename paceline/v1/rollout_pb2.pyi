@@ -246,7 +246,7 @@ class Group(_message.Message):
     def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., prompt_text: _Optional[str] = ..., prompt_cut: _Optional[int] = ..., prompt_routes: _Optional[bytes] = ..., routes_width: _Optional[int] = ...) -> None: ...
 
 class GroupMeta(_message.Message):
-    __slots__ = ("task", "kind", "digest", "prompt_tokens", "prompt_cut", "generate_s", "reward_s", "min_version", "max_version", "token_versions", "sequence_versions", "lengths", "rewards", "answers", "truncated", "branches", "prefixes", "sample_versions")
+    __slots__ = ("task", "kind", "digest", "prompt_tokens", "prompt_cut", "generate_s", "reward_s", "min_version", "max_version", "token_versions", "sequence_versions", "lengths", "rewards", "answers", "truncated", "branches", "prefixes")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -264,7 +264,6 @@ class GroupMeta(_message.Message):
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     kind: TaskKind
     digest: str
@@ -282,8 +281,7 @@ class GroupMeta(_message.Message):
     truncated: int
     branches: _containers.RepeatedScalarFieldContainer[int]
     prefixes: _containers.RepeatedScalarFieldContainer[int]
-    sample_versions: _containers.RepeatedCompositeFieldContainer[SequenceVersions]
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., prompt_cut: _Optional[int] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., token_versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., sequence_versions: _Optional[_Iterable[_Union[SequenceVersions, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[str]] = ..., truncated: _Optional[int] = ..., branches: _Optional[_Iterable[int]] = ..., prefixes: _Optional[_Iterable[int]] = ..., sample_versions: _Optional[_Iterable[_Union[SequenceVersions, _Mapping]]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., prompt_cut: _Optional[int] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., token_versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., sequence_versions: _Optional[_Iterable[_Union[SequenceVersions, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., answers: _Optional[_Iterable[str]] = ..., truncated: _Optional[int] = ..., branches: _Optional[_Iterable[int]] = ..., prefixes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceVersions(_message.Message):
     __slots__ = ("versions", "sequences")

@@ -214,7 +214,7 @@ def accept(d: Decider, now: float, worker: Worker, group: GroupMeta) -> Verdict:
         round_ = state.evals.rounds[task.eval_step]
         version = round_.counted_as(group.min_version, group.max_version)
         solved_at = round_.place(task.ordinal)[0].solved_at
-        rewards = group.rewards or (group.reward_mean,) * group.sequences
+        rewards = group.rewards or (group.reward_mean,) * group.samples
         lengths = group.lengths or (0,)
         row = row_score(rewards, group.answers, lengths, group.truncated, solved_at)
         d.emit(ev.EvalTaskDone(*task.ref, worker.worker_id, version, row))
@@ -238,12 +238,12 @@ def _implausible(state: State, task: Task, group: GroupMeta) -> str:
             f"versions {group.min_version} to {group.max_version} are not within "
             f"0 to {state.versions.version}"
         )
-    if task.kind is Kind.TRAIN and group.sequences != state.run.group_size:
-        return f"{group.sequences} completions; a group has {state.run.group_size}"
+    if task.kind is Kind.TRAIN and group.samples != state.run.group_size:
+        return f"{group.samples} samples; a group has {state.run.group_size}"
     if task.kind is Kind.EVAL:
         of, _ = state.evals.rounds[task.eval_step].place(task.ordinal)
-        if group.sequences != of.samples:
-            return f"{group.sequences} completions; {of.name} takes {of.samples} of a prompt"
+        if group.samples != of.samples:
+            return f"{group.samples} samples; {of.name} takes {of.samples} of a prompt"
     if group.tokens < 1:
         return "no token to train on"
     return ""

@@ -77,7 +77,7 @@ class State:
     def costs(self, task_ids: Iterable[TaskId]) -> list[int]:
         """Tokens that a trainer computes for each of these groups."""
         groups = map(self.meta, task_ids)
-        return [group.tokens + group.prompt_tokens * group.sequences for group in groups]
+        return [group.tokens + group.prefix_tokens for group in groups]
 
     def bound(self, bounds: Mapping[str, int]) -> None:
         """The limits that a leader's config has."""

@@ -71,6 +71,9 @@ class LossConfig(Section):
     """From token losses to one number. token_mean: mean over the step's tokens (DAPO).
     sequence_mean: mean over each sequence, then over sequences (GRPO). sequence_sum: sum over each,
     then the mean (RLOO). dr_grpo: sum divided by the longest completion allowed (Dr. GRPO)."""
+    branches: Literal["sample", "each"] = "sample"
+    """Sequences as aggregation counts them. sample: those of a sample together are one. each: an
+    agent's sample counts more, the more often it has branched."""
     advantage: Literal["group", "leave_one_out", "step", "group_step"] = "group"
     """Baseline of a reward. group: the mean of its group (GRPO). leave_one_out: of the group's
     others (RLOO). step: of all samples of the step (REINFORCE++). group_step: the mean of its

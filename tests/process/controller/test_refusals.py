@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable, MutableSequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +115,30 @@ MALFORMED: dict[str, Callable[[rollout_pb2.Group], None]] = {
         {"x": float("inf")}
     ),
     "no prompt": lambda g: g.ClearField("prompt_tokens"),
+    "a branch of nothing": lambda g: g.completions.insert(0, branch_of(0, 4)),
+    "a branch of itself": lambda g: g.completions.append(branch_of(4, 4)),
+    "a branch of another sample": lambda g: g.completions.append(branch_of(0, 4)),
+    "a branch that shares more than there is": lambda g: g.completions.append(branch_of(3, 33)),
+    "a branch whose path is too long": lambda g: g.completions.append(branch_of(3, 32, 49)),
+    "a branch with a reward": lambda g: g.completions.append(branch_of(3, 4, reward=1.0)),
+    "a branch with a component": lambda g: g.completions.append(
+        branch_of(3, 4, reward_components={"x": 1.0})
+    ),
+    "a branch with an answer": lambda g: g.completions.append(branch_of(3, 4, answer="7")),
+    "a first token that nothing predicts": lambda g: g.completions.append(branch_of(3, 0)),
+    "more branches than a sample has": lambda g: g.completions.extend([branch_of(3, 4)] * 1024),
 }
+
+
+def branch_of(of: int, prefix: int, tokens: int = 4, **other: Any) -> rollout_pb2.Completion:
+    return rollout_pb2.Completion(
+        tokens=b"\1\0\0\0" * tokens,
+        logprobs=floats(*[-1.0] * tokens),
+        versions=[_span(0, tokens)],
+        finish_reason=rollout_pb2.FINISH_REASON_STOP,
+        branch=rollout_pb2.Branch(of=of, prefix=prefix),
+        **other,
+    )
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -124,12 +149,34 @@ def test_malformed_group_is_refused(name: str) -> None:
         accepted(message, LIMITS, newest_version=3)
 
 
+@pytest.mark.parametrize(("of", "prefix"), [(3, 1), (3, 16), (3, 32), (4, 20), (4, 36), (3, 0)])
+def test_a_branch_of_any_place_before_it_is_accepted(of: int, prefix: int) -> None:
+    message = group()
+    masked = {"loss_mask": b"" if prefix else b"\0\1\1\1"}
+    message.completions.extend([branch_of(3, 32), branch_of(of, prefix, **masked)])
+    meta = accepted(message, LIMITS, newest_version=0)
+    assert (meta.samples, meta.sequences, meta.branches) == (4, 6, (1, 1, 1, 3))
+    assert meta.prefixes == (16, 16, 16, 16, 32, prefix)
+    assert meta.whole_lengths == (32, 32, 32, 32, 36, prefix + 4)
+    assert meta.sequence_versions == (((0,), 4),)  # a sample counts once
+    each = accepted(message, replace(LIMITS, each_branch=True), newest_version=0)
+    assert each.sequence_versions == (((0,), 6),)
+    assert (each.reward_mean, each.reward_std) == (meta.reward_mean, meta.reward_std)
+    with pytest.raises(Invalid, match=r"train\.algorithm = dpo .* samples of one sequence"):
+        accepted(message, replace(LIMITS, whole_samples="dpo"), newest_version=0)
+
+
 def _span(version: int, length: int) -> common_pb2.VersionSpan:
     return common_pb2.VersionSpan(version=version, length=length)
 
 
 def _of(*versions: int, sequences: int = 1) -> rollout_pb2.SequenceVersions:
     return rollout_pb2.SequenceVersions(versions=versions, sequences=sequences)
+
+
+def _branched(branches: list[int], prefixes: list[int], f: rollout_pb2.GroupMeta) -> None:
+    f.branches.extend(branches)
+    f.prefixes.extend(prefixes)
 
 
 ONE_MORE = rollout_pb2.GroupMeta(lengths=[16], rewards=[0.0])
@@ -176,7 +223,28 @@ IMPOSSIBLE: dict[str, Callable[[rollout_pb2.GroupMeta], None]] = {
     "attempt zero": lambda f: setattr(f.task, "attempt", 0),
     "negative seconds": lambda f: setattr(f, "generate_s", -1.0),
     "more truncated than there are": lambda f: setattr(f, "truncated", 5),
+    **{
+        f"branches {branches} with prefixes {prefixes}": partial(_branched, branches, prefixes)
+        for branches, prefixes in [
+            ([1, 1, 1, 1], []),
+            ([], [16] * 4),
+            ([4], [16] * 4),  # one sample in place of four
+            ([1, 1, 1, 2], [16] * 4),
+            ([1, 1, 0, 2], [16] * 4),
+            ([1, 1, 1, 1], [16, 16, 16, 4]),  # the first of a sample, without the prompt
+        ]
+    },
 }
+
+
+def test_a_prefix_is_no_longer_than_a_path_before_it() -> None:
+    message = group()
+    message.completions.append(branch_of(3, 32))
+    meta = submitted(message, LIMITS)
+    check_meta(meta, LIMITS, 3)
+    meta.prefixes[4] = 33
+    with pytest.raises(Invalid, match="no path before it in its sample is over 32"):
+        check_meta(meta, LIMITS, 3)
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
