@@ -20,7 +20,7 @@ from policy_worker.model import attention
 from policy_worker.model.heads import make_scorer, make_value_head
 from policy_worker.model.train_state import TrainState
 from policy_worker.objectives.batch import StepTotals, key_of
-from policy_worker.objectives.columns import staleness
+from policy_worker.objectives.columns import staleness, trained_by_sequence
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Part
 from policy_worker.rows.group_reading import decode
@@ -102,26 +102,26 @@ def _toy_model(part: Part) -> nn.Module:
     return model
 
 
-def totals_of(groups: Groups) -> StepTotals:
+def totals_of(groups: Groups, branches: str = "sample") -> StepTotals:
     """Totals as the controller adds them up from the metadata of groups."""
     batch = decode(groups)
+    reward, group = batch.reward[batch.firsts], batch.group_of[batch.firsts]
     epochs = ((0, 0),)
     age = staleness(batch.version, STEP, epochs)
     trained = batch.trained * (age <= STEP - 1 - OLDEST)
-    starts = np.cumsum(batch.length) - batch.length
-    sequences = int(np.count_nonzero(np.add.reduceat(trained, starts)))
-    means = np.bincount(batch.group_of, batch.reward) / batch.sequences
+    counted = trained_by_sequence(trained, batch.units(branches)[1])
+    means = np.bincount(group, reward) / batch.samples
     return StepTotals(
         Step(STEP),
         Version(STEP - 1),
         int(trained.sum()),
-        sequences,
+        int(np.count_nonzero(counted)),
         epochs,
         Step(OLDEST),
-        samples=len(batch.reward),
-        reward_sum=float(batch.reward.sum()),
-        reward_squares=float(((batch.reward - batch.reward.mean()) ** 2).sum()),
-        within_squares=float(((batch.reward - means[batch.group_of]) ** 2).sum()),
+        samples=len(reward),
+        reward_sum=float(reward.sum()),
+        reward_squares=float(((reward - reward.mean()) ** 2).sum()),
+        within_squares=float(((reward - means[group]) ** 2).sum()),
     )
 
 

@@ -6,10 +6,10 @@ row and gathers, per block of sequences of similar length, queries, keys and val
 runs causal attention there, and picks each row token's output out of the blocks. Padding exists in
 these blocks only; it sits after the tokens of each sequence, so causality hides it. A token may be
 gathered by several sequences: the completions of a group share the one copy of their prompt in the
-row.
+row, and branches of a sample what they have in common.
 
 Flex attention gathers nothing. One block-sparse mask serves the row: a token sees those before it
-that belong to its own sequence, or to the prompt of its group. Source: Dong et al., Flex Attention:
+whose subtree it is in. Source: Dong et al., Flex Attention:
 A Programming Model for Generating Optimized Attention Kernels, arXiv 2412.05496.
 
 Attention of variable lengths gathers nothing either, and has no mask (``varlen_attention``).
@@ -34,7 +34,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from policy_worker.model.row_layout import Packing, RowPattern
+from policy_worker.model.row_layout import Packing
 from policy_worker.model.varlen_attention import MergedAttention, flash_kernel
 from policy_worker.objectives.batch import Ints
 
@@ -232,24 +232,22 @@ def packed_flex_attention(
 
 def row_mask(packing: Packing, window: int | None) -> BlockMask | Tensor:
     """The row's mask, made once for a window; with gradients on a CPU bool [1, 1, T, T]."""
-    pattern = packing.pattern
-    device, tokens = pattern.group.device, len(pattern.group)
+    device, tokens = packing.position.device, len(packing.position)
     dense = device.type == "cpu" and torch.is_grad_enabled()
-    if (window, dense) not in pattern.masks:
+    if (window, dense) not in packing.masks:
         create = create_mask if dense else _kernels(device.type)[1]
-        mask = create(_sees(pattern, window), None, None, tokens, tokens, device=device)
-        pattern.masks[window, dense] = mask
-    found: BlockMask | Tensor = pattern.masks[window, dense]
+        mask = create(_sees(packing, window), None, None, tokens, tokens, device=device)
+        packing.masks[window, dense] = mask
+    found: BlockMask | Tensor = packing.masks[window, dense]
     return found
 
 
-def _sees(pattern: RowPattern, window: int | None) -> Callable[..., Tensor]:
+def _sees(packing: Packing, window: int | None) -> Callable[..., Tensor]:
     """A function of q and k: true if the token at ``q`` of the row sees the one at ``k``."""
-    group, sequence, position = pattern.group, pattern.sequence, pattern.position
+    until, position = packing.seen_until, packing.position
 
     def sees(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        own = (sequence[k] == sequence[q]) | (sequence[k] < 0)
-        seen = (k <= q) & (group[k] == group[q]) & own
+        seen = (k <= q) & (q < until[k])
         return seen if window is None else seen & (position[q] - position[k] < window)
 
     return sees

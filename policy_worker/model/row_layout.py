@@ -1,5 +1,6 @@
 """Layout of a packed row, and the forms of it that attention asks for: blocks of sequences of
-similar length, or a pattern for one mask. A form is made when the first layer asks for it.
+similar length, parts of any lengths, or what one mask is made of. A form is made when the first
+layer asks for it.
 """
 
 from dataclasses import dataclass, field
@@ -29,18 +30,6 @@ class Block:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowPattern:
-    """The tokens of a row of T that see each other. int64 [T] each."""
-
-    group: Tensor
-    sequence: Tensor
-    """-1 for a token of a prompt, which all completions of its group see."""
-    position: Tensor
-    masks: dict[Any, Any] = field(default_factory=dict)
-    """Masks that attention derives from the pattern, for the other layers of the row."""
-
-
 class Sequences(NamedTuple):
     """N sequences side by side: where each begins and the last one ends, int32 [N + 1], and the
     longest one's length, of queries and of keys."""
@@ -53,34 +42,124 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowParts:
-    """A row's attention in two parts: each prompt and completion with itself, and the completions
-    of each group with their prompt."""
+    """A row's attention in two parts: each run with itself, and with the path before it."""
 
     itself: Sequences
     shared: Sequences | None
-    """None if no completion has a token that attends."""
-    completions: Tensor
+    """None if no run with tokens has a path before it."""
+    queries: Tensor
     """int64, places in the row of the queries of ``shared``."""
-    prompts: Tensor
+    keys: Tensor
     """The same of its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Runs of tokens that make up a row: prompts, and the own tokens of sequences. A path is what
+    the model has seen at the end of a run: the part of its parent's path that it shares, and its
+    own tokens. Depth first: a run, then those that go on from its end, then those that leave it
+    earlier. Arrays are [N].
+
+        run        p p p p a a a a b b c c c      c leaves a after its first two tokens
+        position   0 1 2 3 4 5 6 7 4 5 6 7 8      b goes on from p, as a does; c lies before b:
+        row        p p p p a a a a c c c b b
+    """
+
+    parent: Ints
+    """-1: none."""
+    prefix: Ints
+    """Tokens of its path before its own. More than its parent's, and 0 without a parent."""
+    inputs: Ints
+    """Tokens of its own that are asked for."""
+    tokens: Ints
+    """Own tokens that are in the row: what goes on from it needs them, too."""
+    start: Ints
+    """Place in the row of the first of them."""
+    size: Ints
+    """Tokens of it and of all that goes on from it."""
+    eldest: np.ndarray
+    """True for the run that lies first of those that go on from its parent."""
+
+    @classmethod
+    def planted(cls, parent: Ints, prefix: Ints, inputs: Ints, order: Ints) -> "Forest":
+        """``order`` decides between runs that leave their parent at the same place."""
+        child = np.flatnonzero(parent >= 0)
+        above = parent[child]
+        tokens = inputs.copy()
+        np.maximum.at(tokens, above, prefix[child] - prefix[above])
+        size, levels = tokens.copy(), _levels(parent)
+        for level in reversed(levels):
+            np.add.at(size, parent[level], size[level])
+        laid = np.lexsort((order, -prefix, parent))
+        before = np.cumsum(size[laid]) - size[laid]
+        first = np.r_[True, parent[laid][1:] != parent[laid][:-1]]
+        start, eldest = np.empty_like(parent), np.empty(len(parent), np.bool_)
+        start[laid] = (
+            before - before[np.maximum.accumulate(np.where(first, np.arange(len(laid)), 0))]
+        )
+        eldest[laid] = first & (parent[laid] >= 0)
+        for level in levels:
+            start[level] += (start + tokens)[parent[level]]
+        return cls(parent, prefix, inputs, tokens, start, size, eldest)
+
+    @property
+    def total(self) -> int:
+        """Tokens of the row."""
+        return int(self.tokens.sum())
+
+    def places(self, run: Ints, at: Ints) -> Ints:
+        """Places in the row of the tokens ``at`` of the paths of ``run``, broadcast."""
+        found = at + (self.start[run] - self.prefix[run])
+        while (prefix := self.prefix[run]).any():
+            run = np.where(prefix > 0, self.parent[run], run)
+            found = np.where(at < prefix, at + (self.start[run] - self.prefix[run]), found)
+        return found
+
+    def computed_from(self, run: Ints, asked: np.ndarray) -> Ints:
+        """The token of each path of ``run`` from which on it is computed there: what lies before is
+        computed in another path. ``asked`` [N]: True for each of ``run``."""
+        found = self.prefix[run]
+        leads = self.eldest[run]
+        while leads.any():
+            run = np.where(leads, self.parent[run], run)
+            done = self.prefix[run] + self.inputs[run]
+            found = np.where(leads, np.minimum(found, done), found)
+            leads = leads & ~asked[run] & self.eldest[run]
+        return found
+
+    @property
+    def seen_until(self) -> Ints:
+        """[T]: the place from which on no token of the row sees this one."""
+        child = np.flatnonzero(self.parent >= 0)
+        above = self.parent[child]
+        last_seen = self.start[above] + self.prefix[child] - self.prefix[above] - 1
+        leaving = np.bincount(last_seen, self.size[child], self.total).astype(np.int64)
+        gone = np.r_[0, np.cumsum(leaving)]  # behind those that leave before a place
+        place, _ = ranges(self.start, self.tokens)
+        until = np.empty(self.total, np.int64)
+        until[place] = np.repeat(self.start + self.size + gone[self.start], self.tokens)
+        until -= gone[:-1]
+        return until
+
+
+def _levels(parent: Ints) -> list[Ints]:
+    """Runs by their distance from one without a parent: those at 1, at 2, and so on."""
+    depth, above = np.zeros_like(parent), parent
+    while (goes_on := above >= 0).any():
+        depth += goes_on
+        above = np.where(goes_on, parent[above], -1)
+    return [np.flatnonzero(depth == d) for d in range(1, int(depth.max()) + 1)]
 
 
 @dataclass(eq=False)
 class Packing:
-    """Layout of a row of S sequences: [prompt, its completions, prompt, ...]. Arrays are [S]."""
+    """Layout of a row of S sequences."""
 
-    prompt_start: Ints
-    """Place in the row of the prompt of the sequence's group."""
-    prompt: Ints
-    """Length of that prompt."""
-    row_start: Ints
-    """Place in the row of the sequence's own tokens."""
-    inputs: Ints
-    """Tokens of its own that are in the row."""
-    first: np.ndarray
-    """True for the sequence that its group's prompt precedes."""
+    forest: Forest
+    sequences: Ints
+    """[S], the run of each sequence."""
     position: Tensor
-    """int64 [T], on the device: position of each token in its sequence."""
+    """int64 [T], on the device: position of each token in its path."""
     routes: Tensor | None = None
     """int64 [T, W]: experts to which each token goes, layer after layer; -1 for the router's own
     choice. None: the router chooses all."""
@@ -89,34 +168,39 @@ class Packing:
     agreement: list[Tensor] = field(default_factory=list)
     """float32 [2] of each layer that was told its experts: those its router would have taken, and
     all."""
+    masks: dict[Any, Any] = field(default_factory=dict)
+    """Masks that attention has made of the row, for the other layers."""
+
+    @cached_property
+    def full(self) -> Ints:
+        """[S], tokens of each sequence that are in the row, with its prefix."""
+        found: Ints = (self.forest.prefix + self.forest.inputs)[self.sequences]
+        return found
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest sequence, its prompt included."""
-        return int((self.prompt + self.inputs).max())
+        """Tokens of the longest sequence, with its prefix."""
+        return int(self.full.max())
 
     @cached_property
     def blocks(self) -> tuple[tuple[Block, ...], Tensor]:
         """The blocks, and int64 [T]: for each row token, the index of its output in the
         concatenation of all blocks' [N * L] outputs."""
-        full = self.prompt + self.inputs
         collapse = np.empty(len(self.position), dtype=np.int64)
         grids: list[Ints] = []
         offset = 0
         scores = BLOCK_SCORES.get(self.position.device.type, GPU_BLOCK_SCORES)
-        for members in similar(full, scores):
-            grid = np.arange(int(full[members].max()))[None, :]
-            p, n = self.prompt[members][:, None], full[members][:, None]
-            gather = np.where(
-                grid < p,
-                self.prompt_start[members][:, None] + grid,
-                self.row_start[members][:, None] + grid - p,
-            )
+        asked = np.zeros(len(self.forest.parent), np.bool_)
+        asked[self.sequences] = True
+        # Of what several sequences share, the output is taken from one, all copies being equal.
+        own_from = self.forest.computed_from(self.sequences, asked)
+        for members in similar(self.full, scores):
+            grid = np.arange(int(self.full[members].max()))[None, :]
+            n = self.full[members][:, None]
+            gather = self.forest.places(self.sequences[members][:, None], grid)
             real = grid < n
             slot = offset + np.arange(gather.size).reshape(gather.shape)
-            # A prompt's output is taken from the first sequence of its group, all copies being
-            # equal.
-            own = real & ((grid >= p) | self.first[members][:, None])
+            own = real & (grid >= own_from[members][:, None])
             collapse[gather[own]] = slot[own]
             # Padding repeats the sequence's last token: a real row position, spread over the row.
             last = gather[np.arange(len(members)), n[:, 0] - 1][:, None]
@@ -127,26 +211,23 @@ class Packing:
         return tuple(Block(gather, *grid.shape) for gather, grid in pairs), places
 
     @cached_property
-    def pattern(self) -> RowPattern:
-        heads, number = np.flatnonzero(self.first), np.cumsum(self.first) - 1
-        prompts, _ = ranges(self.prompt_start[heads], self.prompt[heads])
-        completions, _ = ranges(self.row_start, self.inputs)
-        group, sequence = np.empty((2, len(self.position)), dtype=np.int64)
-        group[prompts], sequence[prompts] = np.repeat(number[heads], self.prompt[heads]), -1
-        group[completions] = np.repeat(number, self.inputs)
-        sequence[completions] = np.repeat(np.arange(len(number)), self.inputs)
-        groups, sequences = to_device([group, sequence], self.position.device)
-        return RowPattern(groups, sequences, self.position)
+    def seen_until(self) -> Tensor:
+        """int64 [T], on the device: a token sees those before it for which it lies before this."""
+        (found,) = to_device([self.forest.seen_until], self.position.device)
+        return found
 
     @cached_property
     def parts(self) -> RowParts:
-        heads, number = np.flatnonzero(self.first), np.cumsum(self.first) - 1
-        device, total = self.position.device, len(self.position)
-        cuts = np.unique(np.r_[self.prompt_start, self.row_start[self.inputs > 0], total])
-        # Of a group whose completions have no token in the row, nobody asks for the prompt.
-        asking = np.bincount(number, self.inputs).astype(np.int64)
-        heads, asking = heads[asking > 0], asking[asking > 0]
-        asked = self.prompt[heads]
+        forest, device = self.forest, self.position.device
+        runs = np.flatnonzero(forest.tokens)
+        cuts = np.r_[np.sort(forest.start[runs]), forest.total]
+        # Runs that leave a parent at one place ask for the same path before them, as one.
+        runs = runs[forest.prefix[runs] > 0]
+        runs = runs[np.lexsort((forest.start[runs], forest.prefix[runs], forest.parent[runs]))]
+        places = np.stack([forest.parent[runs], forest.prefix[runs]])
+        first = np.flatnonzero(np.r_[True, (places[:, 1:] != places[:, :-1]).any(0)][: len(runs)])
+        asking = np.add.reduceat(forest.tokens[runs], first) if len(runs) else first
+        asked = forest.prefix[runs[first]]
         ends = [np.r_[0, np.cumsum(lengths)] for lengths in (asking, asked)]
         columns = [array.astype(np.int32) for array in (cuts, *ends)]
         of_itself, of_asking, of_asked = to_device(columns, device)
@@ -155,9 +236,10 @@ class Packing:
         shared = None
         if len(asking):
             shared = Sequences(of_asking, of_asked, int(asking.max()), int(asked.max()))
-        completions, _ = ranges(self.row_start, self.inputs)
-        prompts, _ = ranges(self.prompt_start[heads], asked)
-        return RowParts(itself, shared, *to_device([completions, prompts], device))
+        queries, _ = ranges(forest.start[runs], forest.tokens[runs])
+        _, at = ranges(np.zeros_like(asked), asked)
+        keys = forest.places(np.repeat(runs[first], asked), at)
+        return RowParts(itself, shared, *to_device([queries, keys], device))
 
 
 def similar(full: Ints, block_scores: int) -> list[Ints]:

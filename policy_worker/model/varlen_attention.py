@@ -1,13 +1,14 @@
 """Attention over packed rows by a kernel that takes sequences of any lengths side by side.
 
     row       p p p p a a a b b | q q q c c c c
-    itself    p p p p,  a a a,  b b,  q q q,  c c c c        each with itself, causal
-    shared    a a a b b ─► p p p p,   c c c c ─► q q q       completions with their prompt, no mask
+    itself    p p p p,  a a a,  b b,  q q q,  c c c c        each run with itself, causal
+    shared    a a a b b ─► p p p p,   c c c c ─► q q q       runs with the path before them, no mask
 
-The two softmaxes of a completion's token are merged by their log-sum-exp. The kernel's backward
+The two softmaxes of a token are merged by their log-sum-exp. The kernel's backward
 pass computes a part's probabilities from the scores and the log-sum-exp that it is given: with the
 merged one, and the merged output, it gives exactly the part's summand of each gradient. Nothing is
-padded, no shape is planned for, and no prompt is computed twice. Source of the backward pass: Dao,
+padded, no shape is planned for, and no prompt is computed twice. (Of a branch of a branch, keys and
+values of the path before it are copied.) Source of the backward pass: Dao,
 FlashAttention-2, arXiv 2307.08691.
 """
 
@@ -79,7 +80,7 @@ class MergedAttention(torch.autograd.Function):  # type: ignore[misc]
     ) -> Tensor:
         out, lse = kernel.forward(q, k, v, parts.itself, scale, True)
         if parts.shared is not None:
-            queries, keys = parts.completions, parts.prompts
+            queries, keys = parts.queries, parts.keys
             seen_k, seen_v = (x.index_select(0, keys) for x in (k, v))
             asking = q.index_select(0, queries)
             other, other_lse = kernel.forward(asking, seen_k, seen_v, parts.shared, scale, False)
@@ -99,7 +100,7 @@ class MergedAttention(torch.autograd.Function):  # type: ignore[misc]
         every = grad_out, q, k, v, out, lse
         found = kernel.backward(*every, at=parts.itself, scale=scale, causal=True)
         if parts.shared is not None:
-            queries, keys = parts.completions, parts.prompts
+            queries, keys = parts.queries, parts.keys
             rows = (
                 *(x.index_select(0, queries) for x in (grad_out, q)),
                 *(x.index_select(0, keys) for x in (k, v)),

@@ -11,6 +11,10 @@ with the plan. If tokens or turns have rewards of their own, advantages are by t
 - step and group_step: the reward to go, compared as whole rewards are: what a sequence got before a
   token is no reason to have chosen it. Source: REINFORCE++, arXiv 2501.03262, with no discount.
 
+A sample has one advantage, and its sequences have it in common. What a token's own sequence got
+before it is no reason to have chosen it; what other sequences of the sample got, before or after,
+counts as a part of the whole.
+
 ``train.loss.covariance`` chooses the tokens whose log-prob and advantage vary together most: they
 are the ones that lower the entropy. The source compares a token with the batch. A step's gradient
 has to be a sum over groups, so a token is compared with the trained tokens of its group here, and
@@ -32,58 +36,60 @@ Rewards = NDArray[np.float64]
 
 
 def advantages_of(
-    reward: Rewards, sequences: Ints, totals: StepTotals, config: LossConfig
+    reward: Rewards, samples: Ints, totals: StepTotals, config: LossConfig
 ) -> Rewards:
-    """reward [S], group after group -> advantages [S], by ``train.loss.advantage``."""
+    """reward [N], of samples, group after group -> advantages [N], by ``train.loss.advantage``."""
     normalise = config.advantage_norm
     if config.advantage == "group":
-        return group_advantages(reward, sequences, normalise=normalise)
+        return group_advantages(reward, samples, normalise=normalise)
     if config.advantage == "leave_one_out":
-        return leave_one_out(reward, sequences, normalise=normalise)
+        return leave_one_out(reward, samples, normalise=normalise)
     if config.advantage == "group_step":
         scale = totals.within_std + EPSILON if normalise else 1.0
-        return group_advantages(reward, sequences, normalise=False) / scale
+        return group_advantages(reward, samples, normalise=False) / scale
     return (reward - totals.reward_mean) / (totals.reward_std + EPSILON if normalise else 1.0)
 
 
-def group_advantages(reward: Rewards, sequences: Ints, *, normalise: bool) -> Rewards:
-    """reward [S], group after group, ``sequences`` [G] in each -> advantages [S]. reward - mean of
+def group_advantages(reward: Rewards, samples: Ints, *, normalise: bool) -> Rewards:
+    """reward [N], group after group, ``samples`` [G] in each -> advantages [N]. reward - mean of
     the group; with ``normalise`` divided by (standard deviation of the group, of a sample, +
     EPSILON). Exactly 0 throughout a group whose rewards are all equal. Sources: GRPO, Shao et al.,
     arXiv 2402.03300; without the division: Dr. GRPO, Liu et al., arXiv 2503.20783."""
-    group = np.repeat(np.arange(len(sequences)), sequences)
-    mean = np.bincount(group, reward, len(sequences)) / sequences
-    starts = np.cumsum(sequences) - sequences
+    group = np.repeat(np.arange(len(samples)), samples)
+    mean = np.bincount(group, reward, len(samples)) / samples
+    starts = np.cumsum(samples) - samples
     lowest = np.minimum.reduceat(reward, starts)
     equal = lowest == np.maximum.reduceat(reward, starts)
     # The mean of equal numbers may differ from them in the last bit.
     centred = np.where(equal[group], 0.0, reward - mean[group])
     if not normalise:
         return centred
-    variance = np.bincount(group, centred**2, len(sequences)) / np.maximum(sequences - 1, 1)
+    variance = np.bincount(group, centred**2, len(samples)) / np.maximum(samples - 1, 1)
     result: Rewards = centred / (np.sqrt(variance) + EPSILON)[group]
     return result
 
 
-def leave_one_out(reward: Rewards, sequences: Ints, *, normalise: bool) -> Rewards:
+def leave_one_out(reward: Rewards, samples: Ints, *, normalise: bool) -> Rewards:
     """reward - mean of the group's other rewards: that of group_advantages times n / (n - 1).
     Source: RLOO, Kool et al. 2019; Ahmadian et al., arXiv 2402.14740."""
-    of_group = np.repeat(sequences, sequences)
-    centred = group_advantages(reward, sequences, normalise=normalise)
+    of_group = np.repeat(samples, samples)
+    centred = group_advantages(reward, samples, normalise=normalise)
     result: Rewards = centred * of_group / np.maximum(of_group - 1, 1)
     return result
 
 
 def token_advantages(batch: TokenBatch, totals: StepTotals, config: LossConfig) -> Rewards:
     """-> [S], or [C] if a token of the batch has a reward of its own."""
+    reward = batch.reward[batch.firsts]
     if not len(batch.rewarded):
-        return advantages_of(batch.reward, batch.sequences, totals, config)
+        return advantages_of(reward, batch.samples, totals, config)[batch.sample_of]
     if config.advantage in ("group", "leave_one_out"):
-        left = batch.reward - _by_sequence(batch, batch.token_reward)
-        whole = advantages_of(_levelled(left, batch), batch.sequences, totals, config)
+        left = _levelled(reward - _by_sample(batch, batch.token_reward), batch)
+        whole = advantages_of(left, batch.samples, totals, config)[batch.sample_of]
         steps = _compared(batch, normalise=config.advantage_norm)
-        return np.repeat(whole, batch.length) + _to_end(batch, steps)
-    compared = advantages_of(batch.reward, batch.sequences, totals, config)
+        others = _by_sample(batch, steps)[batch.sample_of] - _by_sequence(batch, steps)
+        return np.repeat(whole + others, batch.length) + _to_end(batch, steps)
+    compared = advantages_of(reward, batch.samples, totals, config)[batch.sample_of]
     deviation = totals.reward_std if config.advantage == "step" else totals.within_std
     # Whole rewards that are all equal say nothing of the scale of their parts.
     scale = deviation + EPSILON if config.advantage_norm and deviation else 1.0
@@ -95,7 +101,7 @@ def token_advantages(batch: TokenBatch, totals: StepTotals, config: LossConfig) 
 
 def _levelled(left: Rewards, batch: TokenBatch) -> Rewards:
     """Without rounding errors of the subtraction: they would be divided by one another."""
-    size = np.abs(batch.reward) + _by_sequence(batch, np.abs(batch.token_reward))
+    size = np.abs(batch.reward[batch.firsts]) + _by_sample(batch, np.abs(batch.token_reward))
     found: Rewards = np.where(np.abs(left) <= 1e-12 * size, 0.0, left)
     return found
 
@@ -125,6 +131,11 @@ def _by_sequence(batch: TokenBatch, values: Rewards) -> Rewards:
     found = np.zeros(len(batch.length))
     np.add.at(found, _sequence_of(batch), values)
     return found
+
+
+def _by_sample(batch: TokenBatch, values: Rewards) -> Rewards:
+    """[R] -> [N]: sums over all sequences of a sample."""
+    return np.add.reduceat(_by_sequence(batch, values), batch.firsts)
 
 
 def _to_end(batch: TokenBatch, values: Rewards) -> Rewards:

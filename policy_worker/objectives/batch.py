@@ -40,6 +40,9 @@ class GroupLengths:
     """[G], completions of each group."""
     length: Ints
     """[S], completion tokens of each sequence; at least 1."""
+    prefix: Ints
+    """[S], tokens of each sequence's path before its own: the prompt, or what it shares with an
+    earlier sequence of its sample."""
 
     @property
     def group_of(self) -> Ints:
@@ -51,6 +54,11 @@ class GroupLengths:
 class TokenBatch(GroupLengths):
     """Groups in columns. C completion tokens, P prompt tokens."""
 
+    parent: Ints
+    """[S], what each sequence goes on from, as a run: g, the prompt of group g; G + s, the sequence
+    s; or -1, nothing."""
+    sample_of: Ints
+    """[S], not falling: the sample of each sequence, from 0."""
     prompt_tokens: Ints
     """[P], group after group."""
     tokens: Ints
@@ -62,7 +70,7 @@ class TokenBatch(GroupLengths):
     version: Ints
     """[C], weight version that produced the token."""
     reward: NDArray[np.float64]
-    """[S], of whole sequences, rewards of tokens included."""
+    """[S], of the sequence's sample, rewards of tokens included."""
     rewarded: Ints
     """[R], the tokens that have a reward of their own, rising: positions in [0, C)."""
     token_reward: NDArray[np.float64]
@@ -76,6 +84,22 @@ class TokenBatch(GroupLengths):
     the batch has any."""
     prompt_routes: Routes | None = None
     """[P, W]"""
+
+    @property
+    def firsts(self) -> Ints:
+        """[N], the first sequence of each sample."""
+        return np.flatnonzero(np.diff(self.sample_of, prepend=-1))
+
+    def units(self, branches: str) -> tuple[Ints, Ints]:
+        """[U] each: the first sequence, and the tokens, of all that counts as one sequence by
+        ``train.loss.branches``."""
+        first = self.firsts if branches == "sample" else np.arange(len(self.length))
+        return first, np.add.reduceat(self.length, first)
+
+    @property
+    def samples(self) -> Ints:
+        """[G], samples of each group."""
+        return np.bincount(self.group_of[self.firsts], minlength=len(self.sequences))
 
 
 def key_of(group: rollout_pb2.Group) -> GroupKey:

@@ -137,6 +137,7 @@ def token_columns(
     """Columns of a batch of whole groups. ``advantages``: [S] or, for tokens, [C]. Tokens older
     than the plan allows do not train."""
     loss, length = config.train.loss, batch.length
+    _, counted = batch.units(loss.branches)
     scorer = named_scorer(loss.reference)
     advantage = advantages.astype(np.float32)
     age = staleness(batch.version, totals.step, totals.version_epochs)
@@ -144,7 +145,7 @@ def token_columns(
     return TokenColumns(
         behaviour=batch.behaviour,
         advantage=np.repeat(advantage, length) if len(advantage) == len(length) else advantage,
-        weight=token_weights(trained, length, totals.tokens, totals.sequences, config),
+        weight=token_weights(trained, counted, totals.tokens, totals.sequences, config),
         trained=trained,
         staleness=age.astype(np.float32),
         sequence_of=np.repeat(np.arange(len(length)), length),
@@ -167,7 +168,8 @@ def staleness(version: Ints, step: int, epochs: Sequence[tuple[int, int]]) -> In
 def token_weights(
     trained: Floats, length: Ints, tokens: int, sequences: int, config: Config
 ) -> Floats:
-    """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
+    """trained [C] (1 or 0), length [S] in tokens (their sum is C) of all that counts as one
+    sequence -> float32 [C].
 
     ``tokens`` (trained) and ``sequences`` (with a trained token): of the whole step, on all
     replicas. token_mean: 1 / tokens. sequence_mean: 1 / (the sequence's trainable tokens *
@@ -189,6 +191,18 @@ def sequence_weights(trained: Floats, length: Ints, sequences: int) -> Floats:
     share = np.maximum(trained_by_sequence(trained, length), 1.0) * max(sequences, 1)
     weights: Floats = (trained / np.repeat(share, length)).astype(np.float32)
     return weights
+
+
+def shares_of_units(batch: TokenBatch, trained: Floats, branches: str) -> Floats | None:
+    """float32 [S]: of the trained tokens of all that counts as one sequence, the share of each
+    sequence. None: all 1."""
+    first, _ = batch.units(branches)
+    if len(first) == len(batch.length):
+        return None
+    counts = trained_by_sequence(trained, batch.length)
+    together = np.maximum(np.add.reduceat(counts, first), 1.0)
+    shares: Floats = (counts / together[batch.sample_of]).astype(np.float32)
+    return shares
 
 
 def trained_by_sequence(trained: Floats, length: Ints) -> NDArray[np.float64]:

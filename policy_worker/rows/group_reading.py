@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from paceline.payloads.group_payload import decode as decode_payload
 from paceline.payloads.group_payload import payload_digest
 from paceline.payloads.routes import UNKNOWN, BadRoutes, Routes, routes_of
+from paceline.payloads.sample_paths import NOTHING, PROMPT, BadPaths, paths_of
 from paceline.payloads.store import Payloads
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.batch import (
@@ -56,11 +57,16 @@ class AcceptedGroup:
     lengths: tuple[int, ...] = ()
     """Tokens of each sequence, trained or not. Empty: known only from the payload."""
     digest: str = ""
+    branches: tuple[int, ...] = ()
+    """Sequences of each sample. Empty: one each."""
+    prefixes: tuple[int, ...] = ()
+    """Tokens of each path before its own. Empty: the prompt's."""
 
     @classmethod
     def of(cls, key: GroupKey, planned: policy_pb2.PlannedGroup) -> "AcceptedGroup":
         counts = planned.tokens, planned.sequences, planned.prompt_tokens
-        return cls(key, *counts, tuple(planned.lengths), planned.digest)
+        paths = tuple(planned.branches), tuple(planned.prefixes)
+        return cls(key, *counts, tuple(planned.lengths), planned.digest, *paths)
 
 
 def planned_lengths(groups: Sequence[AcceptedGroup]) -> GroupLengths | None:
@@ -71,6 +77,10 @@ def planned_lengths(groups: Sequence[AcceptedGroup]) -> GroupLengths | None:
         prompt_length=np.array([g.prompt_tokens for g in groups], dtype=np.int64),
         sequences=np.array([len(g.lengths) for g in groups], dtype=np.int64),
         length=np.array([n for g in groups for n in g.lengths], dtype=np.int64),
+        prefix=np.array(
+            [n for g in groups for n in g.prefixes or (g.prompt_tokens,) * len(g.lengths)],
+            dtype=np.int64,
+        ),
     )
 
 
@@ -113,11 +123,18 @@ def read_batch(
     check_values(batch, groups, limits)
     ends = np.cumsum(batch.sequences)
     tokens = np.bincount(np.repeat(batch.group_of, batch.length), batch.trained, len(groups))
+    of_sample = np.bincount(batch.sample_of)
+    sample_ends = np.cumsum(batch.samples)
     wrong = []
     for g, (group, end) in enumerate(zip(accepted, ends, strict=True)):
-        lengths = tuple(batch.length[end - batch.sequences[g] : end].tolist())
+        here = slice(end - batch.sequences[g], end)
+        prompt, lengths = int(batch.prompt_length[g]), tuple(batch.length[here].tolist())
         counts = (len(lengths), int(tokens[g])) == (group.sequences, group.tokens)
-        sizes = (int(batch.prompt_length[g]), lengths) == (group.prompt_tokens, group.lengths)
+        sizes = (prompt, lengths) == (group.prompt_tokens, group.lengths)
+        branches = of_sample[sample_ends[g] - batch.samples[g] : sample_ends[g]].tolist()
+        paths = tuple(branches), tuple(batch.prefix[here].tolist())
+        one_each = (1,) * len(lengths), (prompt,) * len(lengths)
+        sizes &= paths == ((group.branches, group.prefixes) if group.branches else one_each)
         if (group.sequences and not counts) or (group.lengths and not sizes):
             wrong.append(g)
     refuse_groups(groups, np.array(wrong, np.int64), "it has other counts than were accepted")
@@ -157,6 +174,16 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
     )
     starts = np.repeat(np.cumsum(length) - length, _ints(len(c.token_rewards) for c in completions))
     routes, prompt_routes = _routes(groups)
+    parent, prefix, branches = _paths(groups, sequences)
+    sample_of = np.repeat(np.arange(len(branches)), branches)
+    reward = np.array([c.reward for c in completions], dtype=np.float64)
+    trained = _joined(masks, np.uint8).astype(np.float32)
+    guessed = (parent < 0) & (trained[np.cumsum(length) - length] > 0)
+    refuse_groups(
+        groups,
+        np.unique(np.repeat(np.arange(len(groups)), sequences)[guessed]),
+        "the first token of a path is trained, and nothing predicts it",
+    )
     return TokenBatch(
         routes=routes,
         prompt_routes=prompt_routes,
@@ -165,10 +192,13 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
         sequences=sequences,
         tokens=_joined(tokens, "<i4").astype(np.int64),
         length=length,
+        prefix=prefix,
+        parent=parent,
+        sample_of=sample_of,
         behaviour=_joined([c.logprobs for c in completions], "<f4").astype(np.float32),
-        trained=_joined(masks, np.uint8).astype(np.float32),
+        trained=trained,
         version=np.repeat(_ints(s.version for s in spans), _ints(s.length for s in spans)),
-        reward=np.array([c.reward for c in completions], dtype=np.float64),
+        reward=reward[np.cumsum(branches) - branches][sample_of],
         rewarded=_ints(r.token for r in rewards) + starts,
         token_reward=np.array([r.reward for r in rewards], dtype=np.float64),
         scored={
@@ -178,6 +208,25 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
         truncated=np.array([c.finish_reason for c in completions])
         == rollout_pb2.FINISH_REASON_LENGTH,
     )
+
+
+def _paths(groups: Sequence[rollout_pb2.Group], sequences: Ints) -> tuple[Ints, Ints, Ints]:
+    """Parents [S] and prefixes [S] as in a batch, and the sequences of each sample [N]. Raises
+    BadGroup."""
+    parents: list[int] = []
+    prefixes: list[int] = []
+    branches: list[int] = []
+    for number, (group, end) in enumerate(zip(groups, np.cumsum(sequences).tolist(), strict=True)):
+        try:
+            paths = paths_of(group)
+        except BadPaths as error:
+            refuse_groups(groups, np.array([number]), str(error))
+        first = len(groups) + end - len(paths.parents)
+        named = {PROMPT: number, NOTHING: -1}
+        parents += [named[p] if p < 0 else first + p for p in paths.parents]
+        prefixes += paths.prefixes
+        branches += paths.branches
+    return _ints(parents), _ints(prefixes), _ints(branches)
 
 
 def _routes(groups: Sequence[rollout_pb2.Group]) -> tuple[Routes | None, Routes | None]:

@@ -1,8 +1,10 @@
 """Packing: micro-batches without padding, as rows of prompts and completions.
 
 A row is [prompt, completion 1, completion 2, ...] for one group after the other. The prompt appears
-once and all completions of the group attend to it, so its forward is shared. The last token of a
-completion is an input only if a scalar head reads it: nothing is predicted from it.
+once and all completions of the group attend to it, so its forward is shared. So is what a sequence
+shares with an earlier one of its sample (``row_layout.Forest``). The last token of a completion is
+an input only if a scalar head reads it or another sequence goes on from it: nothing is predicted
+from it.
 
     row        p p p p a a a b b | p p p c c c c
     position   0 1 2 3 4 5 6 4 5 | 0 1 2 3 4 5 6
@@ -23,7 +25,7 @@ from paceline.payloads.routes import UNKNOWN
 from paceline.process.compute_device import to_device
 from paceline.process.structured_log import event, first_line
 from policy_worker.model.attention import MicroBatch
-from policy_worker.model.row_layout import Packing, ranges
+from policy_worker.model.row_layout import Forest, Packing, ranges
 from policy_worker.objectives.batch import GroupLengths, Ints, TokenBatch
 from policy_worker.rows.replica import Replica
 
@@ -71,7 +73,7 @@ def plan_rows(
     """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many attended
     tokens.
 
-    A prompt is in the row once and counts once for each of its sequences: attention gathers, and
+    A prefix is in the row once and counts once for each of its sequences: attention gathers, and
     the backward pass keeps, queries, keys, values and outputs of every token for every sequence
     that attends to it. So the number bounds the memory of a row. Groups stay together if they fit,
     longest first, so that rows hold sequences of similar length. A group that does not fit is
@@ -111,9 +113,34 @@ def plan_rows(
 
 
 def attended_tokens(batch: GroupLengths, sequences: Ints) -> Ints:
-    """Input tokens of each of ``sequences``, with its prompt."""
-    tokens: Ints = batch.length[sequences] - 1 + batch.prompt_length[batch.group_of[sequences]]
+    """Input tokens of each of ``sequences``, with its prefix."""
+    tokens: Ints = batch.length[sequences] - 1 + batch.prefix[sequences]
     return tokens
+
+
+def forest_of(
+    batch: TokenBatch, sequences: Ints, *, last_tokens: bool = False
+) -> tuple[Ints, Forest]:
+    """The runs of the row of ``sequences``, rising, as ``TokenBatch.parent`` names them, and how
+    they lie. What a sequence goes on from is in the row, whether it is asked for or not."""
+    groups = len(batch.sequences)
+    parents = np.r_[np.full(groups, -1), batch.parent]
+    prefix = np.r_[np.zeros(groups, np.int64), batch.prefix]
+    found = [groups + sequences]
+    while (above := parents[found[-1]]).max() >= 0:
+        found.append(np.unique(above[above >= 0]))
+    runs = np.unique(np.concatenate(found))
+    inputs = np.zeros(len(runs), np.int64)
+    asked = np.searchsorted(runs, groups + sequences)
+    inputs[asked] = batch.length[sequences] - (not last_tokens)
+    parent = np.where(parents[runs] >= 0, np.searchsorted(runs, parents[runs]), -1)
+    # Groups lie in the order of ``sequences``, which begins with those of long sequences.
+    group = np.r_[np.arange(groups), batch.group_of]
+    place = np.empty(groups, np.int64)
+    of_asked = batch.group_of[sequences]
+    place[of_asked[::-1]] = np.arange(len(sequences))[::-1]
+    order = place[group[runs]]
+    return runs, Forest.planted(parent, prefix[runs], inputs, order)
 
 
 def pack(
@@ -121,53 +148,52 @@ def pack(
 ) -> MicroBatch:
     """The row of ``sequences`` (indices into ``batch``; those of one group stand side by side).
     ``last_tokens``: the last token of each sequence is in the row, too."""
-    group = batch.group_of[sequences]
-    length = batch.length[sequences]
-    inputs = length if last_tokens else length - 1
-    prompt = batch.prompt_length[group]
-    first = np.r_[True, group[1:] != group[:-1]]  # the sequence that its group's prompt precedes
-    row_start = np.cumsum(inputs + np.where(first, prompt, 0)) - inputs
-    head = np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))
-    prompt_start = (row_start - prompt)[head]
-    total = int(row_start[-1] + inputs[-1])
-    ids = np.empty(total, dtype=np.int64)
-    positions = np.empty(total, dtype=np.int64)
+    runs, forest = forest_of(batch, sequences, last_tokens=last_tokens)
+    groups, length = len(batch.sequences), batch.length[sequences]
+    own = np.searchsorted(runs, groups + sequences)
     prompt_offset = np.cumsum(batch.prompt_length) - batch.prompt_length
-    token_offset = (np.cumsum(batch.length) - batch.length)[sequences]
-    heads = np.flatnonzero(first)
-    place, within = ranges(prompt_start[heads], prompt[heads])
-    ids[place] = batch.prompt_tokens[ranges(prompt_offset[group[heads]], prompt[heads])[0]]
-    positions[place] = within
-    place, within = ranges(row_start, inputs)
-    ids[place] = batch.tokens[ranges(token_offset, inputs)[0]]
-    positions[place] = within + np.repeat(prompt, inputs)
-    # Targets: token j of a completion is predicted from its token j - 1, the first from the prompt.
-    token_index, within = ranges(token_offset, length)
-    sequence_of = np.repeat(np.arange(len(first)), length)
-    predict_from = np.where(
-        within == 0, (prompt_start + prompt - 1)[sequence_of], row_start[sequence_of] + within - 1
-    )
+    token_offset = np.cumsum(batch.length) - batch.length
+    prompts = int(np.searchsorted(runs, groups))
+    # Places in the row of all prompts' tokens, and of all sequences'; and where they come from.
+    parts = slice(prompts), slice(prompts, None)
+    offsets = prompt_offset[runs[:prompts]], token_offset[runs[prompts:] - groups]
+    places = [ranges(forest.start[part], forest.tokens[part]) for part in parts]
+    sources = [ranges(o, forest.tokens[part])[0] for o, part in zip(offsets, parts, strict=True)]
+    total = forest.total
+    ids, positions = np.empty((2, total), np.int64)
+    for (place, within), source, part, tokens in zip(
+        places, sources, parts, (batch.prompt_tokens, batch.tokens), strict=True
+    ):
+        ids[place] = tokens[source]
+        positions[place] = within + np.repeat(forest.prefix[part], forest.tokens[part])
+    # Targets: token j of a sequence is predicted from its token j - 1, the first from what it goes
+    # on from. If that is nothing, the token is not trained, and any place will do.
+    token_index, within = ranges(token_offset[sequences], length)
+    sequence_of = np.repeat(np.arange(len(length)), length)
+    row_start, prefix = forest.start[own], forest.prefix[own]
+    before = forest.places(own, np.maximum(prefix - 1, 0)).clip(max=total - 1)
     columns = {
         "ids": ids,
         "position": positions,
-        "predict_from": predict_from,
+        "predict_from": np.where(
+            within == 0, before[sequence_of], row_start[sequence_of] + within - 1
+        ),
         "targets": batch.tokens[token_index],
         "sequence_of": sequence_of,
         "token_at": row_start[sequence_of] + within,
     }
     if batch.routes is not None and batch.prompt_routes is not None:
-        routes = np.full((total, batch.routes.shape[1]), UNKNOWN, np.uint16)
-        place, within = ranges(prompt_start[heads], prompt[heads])
-        routes[place] = batch.prompt_routes[ranges(prompt_offset[group[heads]], prompt[heads])[0]]
-        routes[ranges(row_start, inputs)[0]] = batch.routes[ranges(token_offset, inputs)[0]]
-        columns["routes"] = np.where(routes == UNKNOWN, -1, routes.astype(np.int64))
+        routes = np.empty((total, batch.routes.shape[1]), np.int64)
+        for (place, _), source, of_tokens in zip(
+            places, sources, (batch.prompt_routes, batch.routes), strict=True
+        ):
+            routes[place] = of_tokens[source]
+        columns["routes"] = np.where(routes == UNKNOWN, -1, routes)
     row = dict(zip(columns, to_device([*columns.values()], device), strict=True))
     return MicroBatch(
         input_ids=row["ids"][None],
         position_ids=row["position"][None],
-        packing=Packing(
-            prompt_start, prompt, row_start, inputs, first, row["position"], row.get("routes")
-        ),
+        packing=Packing(forest, own, row["position"], row.get("routes")),
         predict_from=row["predict_from"],
         targets=row["targets"],
         token_index=token_index,

@@ -234,9 +234,10 @@ class _Held:
         return found
 
     def trained(self, groups: Collection[int]) -> int:
-        """Sequences of ``groups`` with a token to train on."""
-        counts = trained_by_sequence(self.columns.trained, self.batch.length) > 0
-        group = np.array([*self.groups])[self.batch.group_of]
+        """Sequences of ``groups`` with a token to train on, counted as the totals count them."""
+        first, length = self.batch.units(self.objective.config.train.loss.branches)
+        counts = trained_by_sequence(self.columns.trained, length) > 0
+        group = np.array([*self.groups])[self.batch.group_of[first]]
         return int(np.count_nonzero(counts & np.isin(group, [*groups])))
 
     def local(self, row: Ints) -> Ints:

@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.expert_routes import expert_layers, experts_of, routes_width
 from paceline.mesh.elastic_mesh import EpochCancelled
+from paceline.process.compute_device import to_device
 from paceline.v1 import rollout_pb2
 from policy_worker.model.attention import MicroBatch
 from policy_worker.model.train_state import (
@@ -28,8 +28,8 @@ from policy_worker.model.train_state import (
     local_tensor,
     reduce_next_backward,
 )
-from policy_worker.objectives.batch import BadGroup, GroupKey, StepTotals
-from policy_worker.objectives.columns import TokenColumns, TokenScores
+from policy_worker.objectives.batch import BadGroup, GroupKey, Ints, StepTotals
+from policy_worker.objectives.columns import TokenColumns, TokenScores, shares_of_units
 from policy_worker.objectives.load import load_objective
 from policy_worker.objectives.objective import Loss, Mean, Objective
 from policy_worker.rows.group_reading import AcceptedGroup, ModelLimits
@@ -138,7 +138,7 @@ class Gradients:
             try:
                 with around_last_row() if last else nullcontext():
                     micro = self.forwards.pack(share.batch, row, self.device)
-                    self._add_row(share.columns, micro, counts=mine)
+                    self._add_row(share, micro, counts=mine)
             except torch.OutOfMemoryError as error:
                 self.clear()  # a part of the row may be in the gradients
                 if self.device.type == "cuda":
@@ -200,12 +200,12 @@ class Gradients:
         """The objective's sums in ``scratch``, float32 [len(Objective.summed)]; a view."""
         return scratch[self._elements :]
 
-    def _add_row(
-        self, columns: TokenColumns[np.ndarray], micro: MicroBatch, *, counts: bool
-    ) -> None:
+    def _add_row(self, share: RowShard, micro: MicroBatch, *, counts: bool) -> None:
         scores, reference = self.forwards.scores(micro)
-        tokens = columns.of(micro, self.device, reference)
-        loss = self._with_balance(self.objective.loss(scores, tokens), scores, tokens)
+        tokens = share.columns.of(micro, self.device, reference)
+        loss = self.objective.loss(scores, tokens)
+        if scores.routers:
+            loss = self._with_balance(loss, scores, tokens, share, micro.sequence_index)
         if not counts:
             (loss.total * 0.0).backward()
             return
@@ -219,13 +219,17 @@ class Gradients:
             entry = torch.stack([share, number, share / number.clamp(min=1.0)])
             self.stats.add_on_device(["route_agreement"], entry[None])
 
-    def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
-        """``loss`` with the load-balancing loss of experts, if train.loss asks for it."""
-        if not scores.routers:
-            return loss
+    def _with_balance(
+        self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor], of: RowShard, row: Ints
+    ) -> Loss:
+        """``loss`` with the load-balancing loss of experts."""
         places = tokens.trained, tokens.sequence_of, tokens.sequences
         balance = balance_of_sequences(scores.routers, *places, self.forwards.experts_per_token)
-        share = self.state.config.train.loss.router_aux_loss_coef / max(self._totals.sequences, 1)
+        settings = self.state.config.train.loss
+        share = settings.router_aux_loss_coef / max(self._totals.sequences, 1)
         measured = Mean(balance.detach(), (balance > 0).float())
         means = {**loss.means, "router_balance": measured}
+        shares = shares_of_units(of.batch, of.columns.trained, settings.branches)
+        if shares is not None:
+            balance = balance * to_device([shares[row]], self.device)[0]
         return replace(loss, total=loss.total + share * balance.sum(), means=means)

@@ -41,7 +41,7 @@ from paceline_launcher.cli import app
 from paceline_launcher.preflight import machine
 from paceline_launcher.preflight.machine import gpu_memory
 from policy_worker.model import attention
-from policy_worker.model.row_layout import Packing
+from policy_worker.model.row_layout import Forest, Packing
 from policy_worker.rows.packing import settle_rows
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
@@ -120,8 +120,8 @@ def test_activations_are_within_a_tenth_of_what_a_backward_pass_keeps(family, dt
 
     places = torch.arange(tokens)
     nothing, half = np.zeros(2, np.int64), np.full(2, tokens // 2)
-    first = np.ones(2, np.bool_)
-    packing = Packing(nothing, nothing, np.array([0, tokens // 2]), half, first, places)
+    forest = Forest.planted(nothing - 1, nothing, half, np.arange(2))
+    packing = Packing(forest, np.arange(2), places)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.model(
             input_ids=places[None] % 100,

@@ -49,7 +49,7 @@ def test_flex_attention_makes_one_mask_for_layers_of_one_window():
     attention.register()
     model.set_attn_implementation(attention.FLEX)
     score(model, micro, 1.0)
-    assert set(micro.packing.pattern.masks) == {(None, True), (8, True)}
+    assert set(micro.packing.masks) == {(None, True), (8, True)}
 
 
 def test_flash_attention_takes_the_parts_of_a_row():
