@@ -38,12 +38,11 @@ from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
 from policy_worker.model.host_memory import DeviceCopies
 from policy_worker.model.precision import float32_names
-from policy_worker.model.train_state import NO_VERSION, TrainState
+from policy_worker.model.train_state import NO_VERSION, TrainState, local_slice
 from policy_worker.objectives.objective import POLICY
 from policy_worker.ranks.operations import on_every_rank
 from policy_worker.ranks.rank_group import FOREVER
 from policy_worker.ranks.share_exchange import Extent, ShareExchange
-from policy_worker.ranks.sliced_weights import local_slice
 from policy_worker.rows.replica import Replica
 
 

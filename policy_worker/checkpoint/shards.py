@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from paceline.payloads.transfer_limits import slices
 from paceline.process.files import sync_file
 from policy_worker.checkpoint.atomic_directory import fingerprint
-from policy_worker.model.train_state import TrainState
+from policy_worker.model.train_state import TrainState, local_slice
 
 FILE_BYTES = 1 << 30
 """More tensors than this go to another file."""
@@ -56,7 +56,7 @@ class StateSlices:
             if tensor.numel() == 0:
                 continue
             mine.shapes[name] = tensor.shape
-            local, offset = _slice_of(tensor)
+            local, offset = local_slice(tensor)
             if local.numel() and (not rank or isinstance(tensor, DTensor)):
                 mine.tensors[name], mine.offsets[name] = local.detach(), offset
         return mine
@@ -95,12 +95,12 @@ def read_shards(
     """Fills ``targets`` (whole tensors or DTensors, any device) in place. No communication. Calls
     ``on_progress`` after every ``FILE_BYTES`` or so. Raises KeyError for a name that is not stored
     and ValueError for another shape."""
-    wanted = {name: t.detach() for name, t in targets.items() if _slice_of(t)[0].numel()}
+    wanted = {name: t.detach() for name, t in targets.items() if local_slice(t)[0].numel()}
     stored = stored_tensors(directory)
     for name, target in wanted.items():
         if stored[name][0] != target.shape:
             raise ValueError(f"{name} is {list(stored[name][0])} there, {list(target.shape)} here")
-    sized = ((name, _slice_of(target)[0].nbytes) for name, target in wanted.items())
+    sized = ((name, local_slice(target)[0].nbytes) for name, target in wanted.items())
     for names in slices(sized, FILE_BYTES):
         part = {name: wanted[name] for name in names}
         reader = HuggingFaceStorageReader(str(directory))
@@ -124,13 +124,6 @@ def first_gap(directory: Path, shapes: Mapping[str, torch.Size]) -> str | None:
         if sum(math.prod(chunk.sizes) for chunk in found.chunks) != math.prod(shape):
             return name
     return None
-
-
-def _slice_of(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    if isinstance(tensor, DTensor):
-        (chunk,) = tensor.__create_chunk_list__()
-        return tensor.to_local(), tuple(chunk.offsets)
-    return tensor, (0,) * tensor.ndim
 
 
 WEIGHTS = "model."

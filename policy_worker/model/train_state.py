@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from paceline.config.schema import Config
 from paceline.ids import Step, Version
@@ -87,13 +88,7 @@ class TrainState:
             self._found[part] = [(n, weight) for n, weight in named if weight.requires_grad], []
         elif part not in self._found:
             model = self.parts[part]
-            buffers = [
-                (f"{prefix}.{key}" if prefix else key, module, key)
-                for prefix, module in model.named_modules()
-                for key, _ in module.named_buffers(recurse=False)
-                if key not in module._non_persistent_buffers_set
-            ]
-            self._found[part] = list(model.named_parameters()), buffers
+            self._found[part] = list(model.named_parameters()), list(saved_buffers(model))
         return self._found[part]
 
     def part_prefix(self, part: str) -> str:
@@ -101,10 +96,29 @@ class TrainState:
         return "" if part == self.main else f"{part}/"
 
 
+def saved_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Name of each buffer that checkpoints have; its module, and its name there."""
+    for prefix, module in model.named_modules():
+        for key, _ in module.named_buffers(recurse=False):
+            if key not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{key}" if prefix else key, module, key
+
+
 def local_tensor(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank stores: a DTensor's shard, any other tensor itself."""
     shard = getattr(tensor, "_local_tensor", None)
     return tensor if shard is None else shard
+
+
+def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """This rank's slice and its offset in the whole tensor."""
+    if isinstance(tensor, DTensor):
+        local = tensor.to_local()
+        if not local.numel():
+            return local, (0,) * local.ndim
+        (chunk,) = tensor.__create_chunk_list__()
+        return local, tuple(chunk.offsets)
+    return tensor, (0,) * tensor.ndim
 
 
 def reduce_next_backward(models: Iterable[nn.Module], reduce: bool) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers.utils import cached_file
 
 from paceline.config.sections.inputs import LoraConfig
 from paceline.lora import PEFT_PREFIX, adapters_of, initial, read_peft
 from policy_worker.model.heads import HEAD
+from policy_worker.model.train_state import local_slice, saved_buffers
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _LM_HEAD = "lm_head.weight"
@@ -134,25 +134,10 @@ def _swapped_parameters() -> Iterator[None]:
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """This rank's slice and its offset in the whole tensor."""
-    if isinstance(tensor, DTensor):
-        local = tensor.to_local()
-        if not local.numel():
-            return local, (0,) * local.ndim
-        (chunk,) = tensor.__create_chunk_list__()
-        return local, tuple(chunk.offsets)
-    return tensor, (0,) * tensor.ndim
-
-
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and saved buffers, by name."""
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                tensors[f"{prefix}.{name}" if prefix else name] = buffer
-    return tensors
+    return tensors | {name: module._buffers[key] for name, module, key in saved_buffers(model)}
 
 
 def _files(path: str) -> list[Path]:
