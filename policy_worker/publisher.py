@@ -36,7 +36,7 @@ from paceline.weights.weight_link import WeightLink
 from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShard
 from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
-from policy_worker.model.host_memory import DeviceCopies
+from policy_worker.model.host_memory import CopyStream
 from policy_worker.model.precision import float32_names
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_slice
 from policy_worker.objectives.objective import POLICY
@@ -155,7 +155,7 @@ class ReplicaPublisher(WeightPublisher):
         config = state.config
         self.state, self.replica = state, replica
         self._notices: LinkNotices | None = None
-        self._copies = DeviceCopies(device)
+        self._copies = CopyStream(device)
         self._always = config.takes_turns
         """A receiver may come while the state is not on the device."""
         self.last_publish_s = 0.0
@@ -211,7 +211,7 @@ class ReplicaPublisher(WeightPublisher):
         the copies go on beside training: call ``before_change`` before the weights are changed.
         With several ranks their exchange is on the communicator of FSDP2's gathers, so the next
         forward's first gather comes after it."""
-        with self._copies.queued():
+        with self._copies.beside(self._copies.reached()):
             if self.replica.size == 1:
                 return self.publish(version, self._weights())
             slices = [local_slice(tensor)[0].reshape(-1) for _, tensor in self._weights()]
@@ -229,7 +229,7 @@ class ReplicaPublisher(WeightPublisher):
 
     def before_change(self) -> None:
         """Has the device do nothing more before the copies: it may change the weights."""
-        self._copies.before_change()
+        self._copies.await_(self._copies.end)
 
     def close(self) -> None:
         if self._notices is not None:

@@ -21,36 +21,6 @@ from torch import Tensor
 from paceline.process.compute_device import stream_of_its_own
 
 
-class DeviceCopies:
-    """Copies that a device makes of tensors which stay where they are until the next update. On a
-    CPU each is complete when it returns. Called from the thread that trains."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: Any = None
-        self._newest: Any = None
-
-    @contextmanager
-    def queued(self) -> Iterator[None]:
-        """Within: copies come after all that the current stream was given until now."""
-        if self._device.type != "cuda":
-            yield
-            return
-        cuda = torch.cuda
-        if self._stream is None:
-            self._stream = cuda.Stream(self._device)
-        self._stream.wait_stream(cuda.current_stream(self._device))
-        with cuda.stream(self._stream):
-            yield
-        self._newest = self._stream.record_event()
-
-    def before_change(self) -> None:
-        """Has the current stream go on after the copies alone: it may overwrite their sources."""
-        if self._newest is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._newest)
-            self._newest = None
-
-
 class HostCopies:
     """Copies in host memory of a state that stays as it is until the next update. A thread makes
     them, on a stream of its own; other methods are called from the thread that trains."""
@@ -117,11 +87,14 @@ class HostCopies:
 
 
 class CopyStream:
-    """Copies beside what a CUDA device computes. On other devices each is complete on return."""
+    """Copies beside what a CUDA device computes. On other devices each is complete on return.
+    Called from the threads of training, never from two at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.end: Any = None
+        """End of the newest copies."""
 
     def reached(self) -> Any:
         """The place of the computing stream after all that it was given until now."""
@@ -129,19 +102,26 @@ class CopyStream:
             return None
         return torch.cuda.current_stream(self._device).record_event()
 
-    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor], after: Any) -> Any:
-        """Copies once the computing stream is at ``after``; returns the end of it, for await_()."""
+    @contextmanager
+    def beside(self, after: Any) -> Iterator[None]:
+        """What is copied within is copied once the computing stream is at ``after``."""
         if self._stream is None:
-            torch._foreach_copy_(list(targets), list(sources))
-            return None
+            yield
+            return
         self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
+            yield
+            self.end = self._stream.record_event()
+
+    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor], after: Any) -> Any:
+        """Copies once the computing stream is at ``after``; returns the end of it, for await_()."""
+        with self.beside(after):
             torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
-            return self._stream.record_event()
+        return self.end
 
     def await_(self, end: Any) -> None:
         """Has the computing stream go on after ``end`` alone."""
-        if self._stream is not None:
+        if end is not None:
             torch.cuda.current_stream(self._device).wait_event(end)
 
     def host_memory(self, like: Tensor) -> Tensor:

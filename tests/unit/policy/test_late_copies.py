@@ -162,7 +162,7 @@ def publisher(
     monkeypatch.setattr(weight_snapshot, "torch", LateTorch(device))
     place = PublishingPlace("redis://127.0.0.1:1/0", "run", "127.0.0.1")
     publisher = trainer._publisher = ReplicaPublisher(trainer.state, Replica(), CPU, place)
-    publisher._copies = host_memory.DeviceCopies(torch.device("cuda"))
+    publisher._copies = host_memory.CopyStream(torch.device("cuda"))
     yield publisher
     publisher.close()
 
