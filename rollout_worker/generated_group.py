@@ -20,7 +20,23 @@ FINISH_REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPath:
+    """What a branch has before its own tokens."""
+
+    of: int  # Number of the completion that it leaves, in the group
+    tokens: NDArray[np.int32]
+    text: str
+
+    @property
+    def message(self) -> rollout_pb2.Branch:
+        return rollout_pb2.Branch(of=self.of, prefix=len(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedGroup:
+    """``completions``, ``texts``, ``masks`` and ``branches``: one for each sequence, those of a
+    sample side by side. ``scored``, ``scores`` and ``turn_ends``: one for each sample."""
+
     prompt: Prompt
     completions: tuple[Completion, ...]
     texts: list[str]
@@ -28,8 +44,38 @@ class GeneratedGroup:
     scores: Scores | None = None  # Scores from an environment that scores by itself
     masks: Sequence[NDArray[np.uint8]] = ()
     """1 where the model produced the token; empty: it produced all."""
-    turn_ends: Sequence[Sequence[int]] = ()
-    """Positions of the last token of each turn of the model; empty: there are no turns."""
+    turn_ends: Sequence[Sequence[tuple[int, int]]] = ()
+    """Sequence and position of the last token of each turn of the model, in the order in which they
+    were asked for; empty: there are no turns."""
+    branches: Sequence[SharedPath | None] = ()
+    """None: the first sequence of a sample. Empty: each sequence is."""
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first sequence of each sample."""
+        if not self.branches:
+            return list(range(len(self.completions)))
+        return [number for number, branch in enumerate(self.branches) if branch is None]
+
+    @property
+    def newest(self) -> list[int]:
+        """The sequence of each sample that has its newest turn."""
+        return [turns[-1][0] for turns in self.turn_ends] or self.firsts
+
+    def lengths(self) -> list[int]:
+        """The longest sequence of each sample, in tokens after the group's prompt."""
+        longest: list[int] = []
+        prompt = len(self.prompt.tokens)
+        for number, completion in enumerate(self.completions):
+            branch, length = self.branch_of(number), len(completion.tokens)
+            if branch is None:
+                longest.append(length)
+            else:
+                longest[-1] = max(longest[-1], len(branch.tokens) + length - prompt)
+        return longest
+
+    def branch_of(self, number: int) -> SharedPath | None:
+        return self.branches[number] if self.branches else None
 
 
 def token_bytes(tokens: NDArray[np.int32]) -> bytes:

@@ -98,21 +98,30 @@ def content_of(payload: bytes, fill_texts: FillTexts, *, tokens: bool = False) -
     and log-probs, which take a hundred times as long. Raises DecodeError."""
     message = rollout_pb2.Group.FromString(payload)
     fill_texts(message)
-    rewards = np.array([completion.reward for completion in message.completions] or [0.0])
+    samples = [sent for sent in message.completions if not sent.HasField("branch")]
+    rewards = np.array([sent.reward for sent in samples] or [0.0])
     # The mean of equal rewards may round: they differ from it, and not from one another.
     mean, spread = float(rewards.mean()), float(rewards.std()) if np.ptp(rewards) else 0.0
-    completions: list[dict[str, Any]] = [
-        {
-            "text": sent.text,
-            "token_count": len(sent.tokens) // 4,
-            "versions": [[span.version, span.length] for span in sent.versions],
-            "finish_reason": FINISH.get(sent.finish_reason, "unknown"),
-            "reward": sent.reward,
-            "reward_components": dict(sent.reward_components),
-            "relative_reward": (sent.reward - mean) / spread if spread > 0 else 0.0,
-        }
-        for sent in message.completions
-    ]
+    completions: list[dict[str, Any]] = []
+    sample = rollout_pb2.Completion()
+    for sent in message.completions:
+        branch: dict[str, int] = {}
+        if sent.HasField("branch"):
+            branch = {"branch_of": sent.branch.of, "shared_tokens": sent.branch.prefix}
+        else:
+            sample = sent
+        completions.append(
+            {
+                "text": sent.text,
+                "token_count": len(sent.tokens) // 4,
+                "versions": [[span.version, span.length] for span in sent.versions],
+                "finish_reason": FINISH.get(sent.finish_reason, "unknown"),
+                "reward": sample.reward,
+                "reward_components": dict(sample.reward_components),
+                "relative_reward": (sample.reward - mean) / spread if spread > 0 else 0.0,
+                **branch,
+            }
+        )
     if tokens:
         for completion, sent in zip(completions, message.completions, strict=True):
             ids = np.frombuffer(sent.tokens, "<i4")[:MOST_TOKENS]

@@ -70,10 +70,10 @@ def make(where: Path) -> None:
         (where / f"{name}.jsonl").write_text(f"{row}\n" * count, encoding="utf-8")
 
 
-def main() -> int:
+def main(config: str = "guess_digit.toml") -> int:
     make(MADE)
     paceline = Path(sysconfig.get_path("scripts")) / "paceline"
-    command = [str(paceline), "up", str(HERE / "guess_digit.toml"), "--fresh", *sys.argv[1:]]
+    command = [str(paceline), "up", str(HERE / config), "--fresh", *sys.argv[1:]]
     fleet = subprocess.Popen(command, cwd=REPOSITORY)
     # Ctrl-C goes to the whole foreground group: the fleet stops itself, and we wait for that.
     while True:

@@ -80,6 +80,12 @@ class Completion:
     reward_components: dict[str, float]
     relative_reward: float
     """(reward - mean of the group) / standard deviation of the group; 0 if all are equal."""
+    branch_of: int | None = None
+    """The completion of the same sample that this one branches off, by its place from 0. null: the
+    first sequence of a sample. A branch has its sample's reward."""
+    shared_tokens: int | None = None
+    """Tokens from the beginning of that one's sequence, its prompt included, that come before the
+    branch's own."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -82,9 +82,10 @@ async def _evaluate(
                     outcome.failed[made.reason] += 1
                     outcome.example = outcome.example or f"row {index}: {made.detail}"
                 else:
+                    firsts = [c for c in made.completions if not c.HasField("branch")]
                     outcome.scores[index] = row_score(
-                        [c.reward for c in made.completions],
-                        [c.answer for c in made.completions] if eval_set.samples > 1 else [],
+                        [c.reward for c in firsts],
+                        [c.answer for c in firsts] if eval_set.samples > 1 else [],
                         [len(c.tokens) // 4 for c in made.completions],
                         sum(c.finish_reason == CUT for c in made.completions),
                         eval_set.solved_at,

@@ -158,6 +158,8 @@ def _text(group: dict[str, Any]) -> str:
         text += f"\n  [{completion['reward']:.3g}]" + (f" ({shown})" if len(parts) > 1 else "")
         versions = "+".join(str(version) for version, _ in completion["versions"]) or "-"
         counted = plural(completion["token_count"], "token")
+        if (left := completion.get("branch_of")) is not None:
+            counted += f" after {completion['shared_tokens']} of completion {left + 1}"
         text += f" version {versions}, {counted}, {completion['finish_reason']}"
         text += _indented(completion["text"], "      ")
     return text + "\n"

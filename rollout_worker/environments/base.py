@@ -3,6 +3,7 @@
     async def environment(task, sample):
         turn = await sample(task.prompt)               # text, messages or tokens ──► a turn
         turn = await sample(reply_to(turn.text))       # extends the same token sequence
+        turn = await sample.branch()("Check: ...")     # another sequence of the same sample
         return {"solved": 1.0}                         # or a number; None: reward functions score
 
 It is called once for each sample of a group, concurrently, in one thread that all environments
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.dataset.messages import Message
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 COMPONENT = "environment"  # Component name of a single number that an environment returns
 TURNS = "turns"  # Component name of the sum of TurnRewards.turns
-FULL_CODES = ("context_length_exceeded", "max_turns_exceeded")
+FULL_CODES = ("context_length_exceeded", "max_turns_exceeded", "max_branches_exceeded")
 
 ERROR = "environment_error"
 SETUP_ERROR = "environment_setup_error"
@@ -57,17 +59,13 @@ class BadEnvironment(BadInput):
 
 
 class BadTurn(Exception):
-    """``sample`` was called with invalid arguments. ``busy``: another turn is unfinished."""
-
-    def __init__(self, detail: str, *, busy: bool = False) -> None:
-        super().__init__(detail)
-        self.busy = busy
+    """``sample`` was called with invalid arguments, or before its turn before was finished."""
 
 
 class TranscriptFull(Exception):
-    """There is no room for another turn; nothing was added. ``code``: context_length_exceeded or
-    max_turns_exceeded. If an environment does not catch it, its transcript ends with the newest
-    turn, unscored."""
+    """There is no room for another turn; nothing was added. ``code``: context_length_exceeded,
+    max_turns_exceeded or max_branches_exceeded. If an environment does not catch it, its sample
+    ends with the newest turn, unscored."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -86,8 +84,9 @@ class Turn:
     versions: tuple[tuple[int, int], ...]  # (weight version, number of tokens), in order
     finish: str  # stop (end of sequence, or a stop string) or length
     stop: str | None  # The stop string that ended it
-    prompt_tokens: int  # Tokens of the transcript before this turn
-    room: int  # Tokens that the transcript may still grow by
+    prompt_tokens: int  # Tokens of its transcript before this turn
+    room: int  # Tokens that its transcript may still grow by
+    number: int  # Rises by when the turns of the sample were asked for
 
 
 Said = str | Sequence[Message] | Sequence[int]
@@ -104,6 +103,46 @@ class Sample(Protocol):
         ``stop`` is added to rollout.stop. Raises TranscriptFull if there is no room left, BadTurn
         for invalid arguments. Other exceptions end the whole attempt; do not catch them."""
         ...
+
+    def branch(self, *, after: Turn | None = None) -> Sample:
+        """Another sequence of this sample, for a sub-agent, a summary or another try: it begins
+        with nothing, or with all up to and including ``after``, a turn of the sample. Sequences may
+        have their turns side by side. One without a turn is not recorded."""
+        ...
+
+
+class Say(Protocol):
+    def __call__(
+        self,
+        said: Said,
+        branch: int,
+        after: int | None,
+        *,
+        max_tokens: int | None,
+        stop: Sequence[str],
+    ) -> Awaitable[Turn]:
+        """See Conversation.say and Conversation.branch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedSample:
+    """``sample`` of an environment, and its branches."""
+
+    say: Say
+    number: int = 0
+    after: int | None = None
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __call__(
+        self, said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Awaitable[Turn]:
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        return self.say(said, self.number, self.after, max_tokens=max_tokens, stop=stops)
+
+    def branch(self, *, after: Turn | None = None) -> Sample:
+        number = None if after is None else after.number
+        return replace(self, number=next(self.numbers), after=number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +183,9 @@ class EnvironmentTask:
 class TurnRewards:
     """Rewards by turn, as an environment may return them. The sample's reward is the sum of all."""
 
-    turns: Sequence[float]  # One for each turn of the model, in order
+    turns: Sequence[float]
+    """One for each turn of the model, of all sequences, in the order in which they were asked for.
+    """
     outcome: float | Mapping[str, float] = 0.0
     """Reward of the whole sample: a number, or numbers by component."""
 
@@ -153,11 +194,11 @@ Environment = Callable[[EnvironmentTask, Sample], Awaitable[Any]]
 """Returns None (the reward functions score), a number, numbers by component, or TurnRewards."""
 
 
-async def play(environment: Environment, task: EnvironmentTask, sample: Sample) -> Any:
+async def play(environment: Environment, task: EnvironmentTask, say: Say) -> Any:
     """The result of ``environment``. Raises EnvironmentFailed for whatever it raises: SystemExit
     and its like would end the thread or process, and all environments in it."""
     try:
-        return await environment(task, sample)
+        return await environment(task, NumberedSample(say))
     except asyncio.CancelledError:
         raise
     except BaseException as error:

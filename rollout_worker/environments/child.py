@@ -71,10 +71,9 @@ class _Environments(Child):
         if given["openai"] is not None:
             given["openai"] = Endpoint(**given["openai"])
         task = EnvironmentTask(**given, tokenizer=self._tokenizer)
-        sample = partial(self._sample, number)
         answer: dict[str, Any]
         try:
-            result = await play(self.environment, task, sample)
+            result = await play(self.environment, task, partial(self._say, number))
             answer = {"result": result}
             if isinstance(result, TurnRewards):
                 answer = {"result": result.outcome, "turns": list(result.turns)}
@@ -92,13 +91,20 @@ class _Environments(Child):
             # The worker says what is wrong with it.
             self.send({"id": number, "result": f"{type(answer['result']).__name__}"})
 
-    async def _sample(
-        self, number: int, said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    async def _say(
+        self,
+        number: int,
+        said: Said,
+        branch: int,
+        after: int | None,
+        *,
+        max_tokens: int | None,
+        stop: Sequence[str],
     ) -> Turn:
-        stops = [stop] if isinstance(stop, str) else list(stop)
         call = next(self._numbers)
         request = {"said": said if isinstance(said, str) else list(said), "max_tokens": max_tokens}
-        self.send({"id": number, "call": call, "stop": stops, **request})
+        request |= {"branch": branch, "after": after, "stop": list(stop)}
+        self.send({"id": number, "call": call, **request})
         turn = self._turns[call] = asyncio.get_running_loop().create_future()
         try:
             answer = await turn
@@ -113,8 +119,8 @@ class _Environments(Child):
                 return Turn(**made | tuples | {"versions": tuple(map(tuple, made["versions"]))})
             case {"full": code, "detail": detail}:
                 raise TranscriptFull(code, detail)
-            case {"busy": busy, "detail": detail}:
-                raise BadTurn(detail, busy=busy)
+            case {"bad": detail}:
+                raise BadTurn(detail)
         raise TranscriptOver(answer["detail"])
 
 

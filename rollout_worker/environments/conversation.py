@@ -1,17 +1,19 @@
-"""A sample's growing transcript, in the worker's event loop.
+"""A sample's growing transcripts, in the worker's event loop.
 
-    said ──► tokens that extend the transcript ──► engine ──► turn, appended
-      │ no room: TranscriptFull                      │ aborted, failed: nothing is appended
-      └ invalid: BadTurn                             └ this attempt is over: ``failure``
+    said ──► tokens that extend a transcript ──► engine ──► turn, appended
+      │ no room: TranscriptFull                    │ aborted, failed: nothing is appended
+      └ invalid: BadTurn                           └ this attempt is over: ``failure``
 
 Sampled tokens are never tokenised again: each turn is generated from exactly the tokens before it.
-A turn is appended together with its input, or not at all.
+A turn is appended together with its input, or not at all. Each transcript has one turn at a time;
+those of one sample have theirs side by side.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +23,6 @@ from paceline.dataset.messages import BadMessage, Message, normal_message
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
-    Completion,
     Engine,
     EngineError,
     Request,
@@ -38,22 +39,13 @@ from rollout_worker.environments.base import (
     TranscriptOver,
     Turn,
 )
+from rollout_worker.environments.transcript import Transcript, TranscriptPiece
 from rollout_worker.generated_group import text_of
 
 _CONTEXT = 16
 """Tokens before a text that decide how it begins."""
 
-FULL, TURNS = FULL_CODES
-
-
-@dataclass(frozen=True, slots=True)
-class TranscriptPiece:
-    """A turn and its input. ``said``: int32 [n], n may be 0 after the first."""
-
-    said: NDArray[np.int32]
-    completion: Completion
-    said_text: str
-    turn: Turn
+FULL, TURNS, BRANCHES = FULL_CODES
 
 
 @dataclass(slots=True)
@@ -65,58 +57,63 @@ class Conversation:
     engine: Engine
     tokenizer: PromptTokenizer
     params: SamplingParams
-    max_context: int  # Tokens of the whole transcript
+    max_context: int  # Tokens of a whole transcript
     max_prompt: int  # Tokens before the first turn
-    max_turns: int
+    max_turns: int  # Of all transcripts together
+    max_branches: int  # Transcripts, the first one included
     own_clock: Callable[[bool], None] = lambda runs: None
-    pieces: list[TranscriptPiece] = field(default_factory=list)
-    messages: list[Message] | None = field(default_factory=list)
-    """The transcript as messages; None if part of it was text or tokens."""
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    """The tools in the first prompt, as chat templates expect them."""
+    named: dict[int, Transcript] = field(default_factory=lambda: {0: Transcript()})
+    """The transcripts of the environment's ``sample`` (0) and of its branches."""
+    transcripts: list[Transcript] = field(default_factory=list)
+    """Those that have a turn of their own, or are to get one now."""
     full: bool = False  # Another turn was requested and there was no room
     failure: Exception | None = None
     """The error by which the attempt has failed, even if the environment catches it."""
-    _calls: int = 0
-    _running: asyncio.Task[Any] | None = None
+    _turns: set[int] = field(default_factory=set)
+    """Numbers of the turns that are recorded or under way."""
+    _calls: Iterator[int] = field(default_factory=lambda: count(1))
     _over: bool = False
 
     @property
-    def tokens(self) -> NDArray[np.int32]:
-        """int32 [n], of the transcript so far."""
-        parts = [part for piece in self.pieces for part in (piece.said, piece.completion.tokens)]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    def sequences(self) -> list[Transcript]:
+        """The transcripts with turns, by their first ones: a branch comes after what it left."""
+        made = [transcript for transcript in self.transcripts if transcript.own]
+        return sorted(made, key=lambda transcript: transcript.own[0].turn.number)
+
+    @property
+    def turns(self) -> list[TranscriptPiece]:
+        """All turns, in the order in which they were asked for."""
+        pieces = [piece for transcript in self.transcripts for piece in transcript.own]
+        return sorted(pieces, key=lambda piece: piece.turn.number)
 
     async def say(
         self,
         said: Said,
         *,
+        transcript: Transcript,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         seed: int | None = None,
-        after: int | None = None,
         tools: Sequence[dict[str, Any]] = (),
         calls: Sequence[Mapping[str, Any]] = (),
     ) -> Turn:
-        """The model's turn after ``said``. ``seed``: mixed into that of the turn, because the
-        samples of a group must not become equal if all ask for one seed; ``after``: the number of
-        turns that the caller assumes; ``tools``: for the first prompt, if ``said`` are messages;
-        ``calls``: the tool calls in the turn before, if the caller has parsed them. Raises BadTurn,
-        TranscriptFull, TranscriptOver, and the failure of the attempt."""
-        with self._one_at_a_time(after):
+        """The model's turn after ``said`` in ``transcript``. ``seed``: mixed into that of the turn,
+        because the samples of a group must not become equal if all ask for one seed; ``tools``: for
+        the first prompt, if ``said`` are messages; ``calls``: the tool calls in the turn before, if
+        the caller has parsed them. Raises BadTurn, TranscriptFull, TranscriptOver, and the failure
+        of the attempt."""
+        with self._turn_of(transcript) as number:
             said = _normal(said)
-            tools = self.tools if self.pieces else list(tools)
-            before = self.tokens
-            if len(self.pieces) >= self.max_turns:
-                self._refuse(TURNS, f"the model has had its {self.max_turns} turns")
-            added, text = self._tokens_of(said, tools, calls)
+            tools = transcript.tools if transcript.pieces else list(tools)
+            before = transcript.tokens
+            added, text = self._tokens_of(transcript, said, tools, calls)
+            self._check_opening(transcript, len(added))
             params = self._params(len(before), len(added), max_tokens, stop)
-            if seed is not None:
-                mixed = sample_keys(params.seed, np.array([seed]))[0]
-                params = replace(params, seed=int(mixed))
-            self._calls += 1
+            seeds = [number] if seed is None else [number, seed]
+            for mixed in seeds:
+                params = replace(params, seed=int(sample_keys(params.seed, np.array([mixed]))[0]))
             # Not the task's own id: another worker cannot continue a turn.
-            request_id = f"{self.request_id}.{self._calls}"
+            request_id = f"{self.request_id}.{next(self._calls)}"
             request = Request(request_id, np.concatenate([before, added]), params)
             (completion,) = await self.engine.generate(request)
             tokens = tuple(completion.tokens.tolist())
@@ -129,49 +126,88 @@ class Conversation:
                 stop=completion.stop,
                 prompt_tokens=len(request.prompt_tokens),
                 room=self.max_context - len(request.prompt_tokens) - len(tokens),
+                number=number,
             )
-            self.tools = tools
-            self.pieces.append(TranscriptPiece(added, completion, text, turn))
-            self._remember(said, turn)
+            transcript.tools = tools
+            messages = _messages_of(said, turn)
+            transcript.pieces.append(TranscriptPiece(added, completion, text, turn, messages))
             return turn
+
+    def branch(self, number: int, after: int | None) -> Transcript:
+        """The transcript that the environment calls by this number. A new one continues after the
+        turn of the number ``after``; None: it begins with nothing. Raises BadTurn."""
+        if number not in self.named:
+            branch = Transcript() if after is None else None
+            for transcript in self.transcripts:
+                for shared, piece in enumerate(transcript.pieces, 1):
+                    if piece.turn.number == after:
+                        branch = transcript.branch(shared)
+            if branch is None:
+                raise BadTurn(f"a branch after turn {after}, which the sample does not have")
+            self.named[number] = branch
+        return self.named[number]
 
     def close(self) -> None:
         """The environment has returned: no turn is added any more."""
         self._over = True
-        if self._running is not None:
-            self._running.cancel()
+        for transcript in self.transcripts:
+            if transcript.running is not None:
+                transcript.running.cancel()
 
     @contextmanager
-    def _one_at_a_time(self, after: int | None) -> Iterator[None]:
-        """Refuses a turn beside another one, and records the failure of the attempt."""
+    def _turn_of(self, transcript: Transcript) -> Iterator[int]:
+        """The number of a new turn. Refuses one beside another of the same transcript, and one too
+        many; records the failure of the attempt."""
         if self._over:
             raise TranscriptOver("the sample's environment has ended")
         if self.failure is not None:
             raise self.failure
-        if self._running is not None or after not in (None, len(self.pieces)):
-            raise BadTurn(
-                "one turn at a time: the newest one of this sample is not finished", busy=True
-            )
-        self._running = asyncio.current_task()
-        self.own_clock(False)
+        if transcript.running is not None:
+            raise BadTurn("one turn at a time: the newest one of this sequence is not finished")
+        if len(self._turns) >= self.max_turns:
+            self._refuse(TURNS, f"the model has had its {self.max_turns} turns")
+        if transcript not in self.transcripts:
+            if len(self.transcripts) >= self.max_branches:
+                self._refuse(BRANCHES, f"the sample has its {self.max_branches} sequences")
+            self.transcripts.append(transcript)
+        number = max(self._turns, default=-1) + 1
+        if not self._runs():
+            self.own_clock(False)
+        transcript.running = asyncio.current_task()
+        self._turns.add(number)
         try:
-            yield
+            yield number
         except (Aborted, EngineError, EnvironmentFailed) as error:
             self.failure = error
             raise
         finally:
-            self._running = None
-            if not self._over:
+            transcript.running = None
+            if number not in {piece.turn.number for piece in transcript.own}:
+                self._turns.remove(number)
+            if not transcript.own:
+                self.transcripts.remove(transcript)
+            if not self._over and not self._runs():
                 self.own_clock(True)
+
+    def _runs(self) -> bool:
+        return any(transcript.running is not None for transcript in self.transcripts)
+
+    def _check_opening(self, transcript: Transcript, added: int) -> None:
+        """A first prompt that cannot be used fails the attempt; that of a branch is refused."""
+        if transcript.pieces or 0 < added <= self.max_prompt:
+            return
+        if self.transcripts == [transcript]:
+            reason = "prompt_too_long" if added else "malformed_row"
+            detail = f"a prompt of {added} tokens, 1 to {self.max_prompt} allowed"
+            raise EnvironmentFailed(reason, detail)
+        if not added:
+            raise BadTurn("a branch that shares nothing begins with a prompt")
 
     def _params(
         self, before: int, added: int, max_tokens: int | None, stop: Sequence[str]
     ) -> SamplingParams:
-        """Sampling parameters of a turn after ``before`` tokens and ``added`` new ones."""
-        if not self.pieces and not 0 < added <= self.max_prompt:
-            reason = "prompt_too_long" if added else "malformed_row"
-            detail = f"a prompt of {added} tokens, 1 to {self.max_prompt} allowed"
-            raise EnvironmentFailed(reason, detail)
+        """Sampling parameters of a turn after ``before`` tokens and ``added`` new ones, but for the
+        seed."""
         room = self.max_context - before - added
         if room < 1:
             self._refuse(
@@ -187,18 +223,21 @@ class Conversation:
             self.params,
             max_tokens=min(room, self.params.max_tokens, max_tokens or room),
             stop=tuple(dict.fromkeys([*self.params.stop, *stop])),
-            seed=int(sample_keys(self.params.seed, np.array([len(self.pieces)]))[0]),
         )
 
     def _tokens_of(
-        self, said: Said, tools: list[dict[str, Any]], calls: Sequence[Mapping[str, Any]]
+        self,
+        transcript: Transcript,
+        said: Said,
+        tools: list[dict[str, Any]],
+        calls: Sequence[Mapping[str, Any]],
     ) -> tuple[NDArray[np.int32], str]:
         """Tokens to append, and their text."""
         if isinstance(said, str):
-            if not self.pieces:
+            if not transcript.pieces:
                 prompt = self.tokenizer.opening(said)
                 return prompt.tokens, prompt.text
-            before = self.tokenizer.decode_all(self.tokens[-_CONTEXT:].tolist())
+            before = self.tokenizer.decode_all(transcript.tokens[-_CONTEXT:].tolist())
             try:
                 return np.array(self.tokenizer.after(before, said), np.int32), said
             except BadPrompt as error:
@@ -207,10 +246,10 @@ class Conversation:
         messages = [item for item in items if isinstance(item, dict)]
         if messages and len(messages) == len(items):
             try:
-                if not self.pieces:
+                if not transcript.pieces:
                     prompt = self.tokenizer.opening(messages, tools)
                     return prompt.tokens, prompt.text
-                last = int(self.pieces[-1].completion.tokens[-1])
+                last = int(transcript.pieces[-1].completion.tokens[-1])
                 tokens = self.tokenizer.following(messages, last, tools, calls)
             except BadPrompt as error:
                 raise BadTurn(str(error)) from error
@@ -224,14 +263,6 @@ class Conversation:
                     f"token id {token} is not in the model's vocabulary of {self.engine.vocabulary}"
                 )
         return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)
-
-    def _remember(self, said: Said, turn: Turn) -> None:
-        messages = [] if isinstance(said, str) else [m for m in said if isinstance(m, dict)]
-        if not messages:
-            self.messages = None
-        if self.messages is not None:
-            self.messages.extend(dict(message) for message in messages)
-            self.messages.append({"role": "assistant", "content": turn.text})
 
     def _refuse(self, code: str, detail: str) -> None:
         self.full = True
@@ -247,3 +278,8 @@ def _normal(said: Said) -> Said:
         return cast(Said, items)
     except BadMessage as error:
         raise BadTurn(str(error)) from error
+
+
+def _messages_of(said: Said, turn: Turn) -> list[Message] | None:
+    messages = [] if isinstance(said, str) else [dict(m) for m in said if isinstance(m, dict)]
+    return [*messages, {"role": "assistant", "content": turn.text}] if messages else None

@@ -116,15 +116,18 @@ class EnvironmentProcess(UserProcess):
         answer: dict[str, Any]
         try:
             turn = await conversation.say(
-                asked["said"], max_tokens=asked.get("max_tokens"), stop=asked.get("stop", [])
+                asked["said"],
+                transcript=conversation.branch(asked.get("branch", 0), asked.get("after")),
+                max_tokens=asked.get("max_tokens"),
+                stop=asked.get("stop", []),
             )
             answer = {"turn": asdict(turn)}
         except TranscriptFull as full:
             answer = {"full": full.code, "detail": str(full)}
         except BadTurn as bad:
-            answer = {"busy": bad.busy, "detail": str(bad)}
+            answer = {"bad": str(bad)}
         except TypeError as bad:
-            answer = {"busy": False, "detail": f"it said what is no input: {one_line(bad)}"}
+            answer = {"bad": f"it said what is no input: {one_line(bad)}"}
         except Exception as error:
             # The failure of the attempt is the conversation's.
             answer = {"detail": one_line(error)}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,18 +95,19 @@ class EnvironmentThread:
         thread was lost. Closes ``conversation``."""
         worker = asyncio.get_running_loop()
 
-        async def sample(
-            said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
-        ) -> Turn:
-            stops = (stop,) if isinstance(stop, str) else tuple(stop)
-            turn = conversation.say(said, max_tokens=max_tokens, stop=stops)
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turn, worker))
+        async def say(said: Said, branch: int, after: int | None, **how: Any) -> Turn:
+            async def turn() -> Turn:
+                return await conversation.say(
+                    said, transcript=conversation.branch(branch, after), **how
+                )
+
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turn(), worker))
 
         async def in_thread() -> Any:
             _present.set(episode)
             if (root := asyncio.current_task()) is not None:
                 self._owners[root] = episode
-            return await play(self._environment, task, sample)
+            return await play(self._environment, task, say)
 
         episode = _Episode(self._thread)
         episode.result = asyncio.wrap_future(episode.thread.submit(in_thread()))

@@ -99,7 +99,7 @@ class ChatReply:
         for index, (name, arguments) in enumerate(calls):
             function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
             # A reply that is sent again has the same ids.
-            call_id = f"{self.call_ids}_{turn.prompt_tokens}_{index}"
+            call_id = f"{self.call_ids}_{turn.number}_{index}"
             tool_calls.append({"id": call_id, "type": "function", "function": function})
         finish = "tool_calls" if turn.finish == "stop" else turn.finish
         return {"content": rest or None, "tool_calls": tool_calls}, finish

@@ -2,17 +2,23 @@
 what is sampled, and that Paceline does not implement, is refused unless it has its neutral value.
 Unknown fields are refused; a null field counts as left out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from math import inf
+from operator import eq
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline.dataset.messages import BadMessage, Message, content_text
+from rollout_worker.environments.base import Turn
+from rollout_worker.environments.conversation import Conversation
+from rollout_worker.environments.transcript import Transcript
 from rollout_worker.openai_server.replies import (
     INVALID,
     UNSUPPORTED,
-    ApiError,
     calls_in,
     parse_arguments,
 )
@@ -168,46 +174,91 @@ class ChatRequest(_Body):
         return messages
 
 
-DIVERGED = "conversation_diverged"
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request stands in a sample. ``transcript``: that it extends, perhaps a new branch;
+    ``new``: its messages after those of the transcript; ``calls``: of the turn before them."""
+
+    transcript: Transcript
+    new: list[Message]
+    calls: Sequence[Mapping[str, Any]] = ()
 
 
-def added(recorded: Sequence[Message] | None, sent: Sequence[Message]) -> list[Message]:
-    """The new messages. Raises ApiError if ``sent`` does not extend ``recorded``. A sample is one
-    sequence of tokens: it cannot contain a conversation that was rewritten, nor a second
-    conversation."""
-    if recorded is None:
-        raise _diverged("part of this sample was not made of messages")
-    for at, (old, new) in enumerate(zip(recorded, sent, strict=False)):
-        if not _same(old, new):
-            raise _diverged(
-                f"messages[{at}] differs from the recorded message; a sample is one conversation "
-                "that only grows"
-            )
-    if len(sent) <= len(recorded):
-        raise _diverged(
-            f"{len(sent)} messages after a conversation of {len(recorded)}; a turn cannot be "
-            "sampled again"
-        )
-    return list(sent[len(recorded) :])
+def place_of(
+    conversation: Conversation,
+    sent: list[Message],
+    tools: Sequence[Mapping[str, Any]],
+    threshold: int,
+) -> Place:
+    """The transcript whose past agrees with ``sent`` the furthest, or a branch of it if it has gone
+    on in another way or is about to. A request with other tools, or whose beginning is in none,
+    begins one of its own. ``threshold``: rollout.branch_threshold."""
+    rank, found = (0, 0, False), None
+    for transcript in conversation.transcripts:
+        pieces, at, differ = _common_past(transcript, sent, tools, threshold)
+        goes_on = pieces == len(transcript.pieces) and transcript.running is None
+        if pieces and (at, -differ, goes_on) >= rank:
+            rank = at, -differ, goes_on
+            found = transcript if goes_on else transcript.branch(pieces)
+    if found is None:
+        return Place(Transcript() if conversation.transcripts else conversation.named[0], sent)
+    at, *_ = rank
+    return Place(found, sent[at:], sent[at - 1].get("tool_calls") or ())
 
 
-def repeats(recorded: Sequence[Message] | None, sent: Sequence[Message]) -> bool:
-    """True if the newest turn answered the request ``sent``."""
-    if not recorded or len(sent) != len(recorded) - 1:
-        return False
-    return all(_same(old, new) for old, new in zip(recorded, sent, strict=False))
+def answered(
+    conversation: Conversation, sent: list[Message], tools: Sequence[Mapping[str, Any]]
+) -> Turn | None:
+    """The turn that has answered the same request; None if there is none."""
+    for transcript in conversation.transcripts:
+        pieces, at, _ = _common_past(transcript, sent, tools, 0)
+        for piece in transcript.pieces[pieces : pieces + 1]:
+            if piece.messages is not None and piece.messages[:-1] == sent[at:]:
+                return piece.turn
+    return None
 
 
-def _same(old: Message, new: Message) -> bool:
+def _common_past(
+    transcript: Transcript,
+    sent: list[Message],
+    tools: Sequence[Mapping[str, Any]],
+    threshold: int,
+) -> tuple[int, int, int]:
+    """Pieces of the transcript with which ``sent`` begins, the messages in them, and the characters
+    in which they differ."""
+    at = total = 0
+    for number, piece in enumerate(transcript.pieces if transcript.tools == tools else ()):
+        past = piece.messages or []
+        pairs = list(zip(past, sent[at:], strict=False))
+        differ = [_difference(old, new) for old, new in pairs]
+        if not past or len(pairs) < len(past) or max(differ) > threshold:
+            return number, at, total
+        at, total = at + len(past), total + int(sum(differ))
+    return len(transcript.pieces) if at else 0, at, total
+
+
+def _difference(old: Message, new: Message) -> float:
+    """Characters in which a message of the model was changed; inf if it is another one. Blanks do
+    not count, nor does the form of a call's JSON."""
     if old["role"] != new["role"] or old["role"] != "assistant":
-        return dict(old) == dict(new)
-    text, sent = str(old["content"]), str(new["content"]).strip()
-    if "tool_calls" not in new or "tool_calls" in old:
-        return text.strip() == sent and old.get("tool_calls") == new.get("tool_calls")
-    rest, calls = calls_in(text)
-    functions = [call["function"] for call in new["tool_calls"]]  # Ids are the client's own affair
-    return rest.strip() == sent and calls == [(f["name"], f["arguments"]) for f in functions]
+        return 0 if dict(old) == dict(new) else inf
+    text, sent = str(old["content"]), str(new["content"])
+    calls: Any = old.get("tool_calls")
+    sent_calls: Any = new.get("tool_calls")
+    if sent_calls and not calls:
+        text, calls = calls_in(text)
+        functions = [call["function"] for call in sent_calls]  # Ids are the client's own affair
+        sent_calls = [(f["name"], f["arguments"]) for f in functions]
+    if calls != sent_calls:
+        return inf
+    one, other = " ".join(text.split()), " ".join(sent.split())
+    if one == other:
+        return 0
+    start = _agreeing(one, other)
+    one, other = one[start:], other[start:]
+    return max(len(one), len(other)) - _agreeing(one[::-1], other[::-1])
 
 
-def _diverged(why: str) -> ApiError:
-    return ApiError(400, why, DIVERGED, "messages")
+def _agreeing(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    return sum(1 for _ in takewhile(bool, map(eq, one, other)))

@@ -1,7 +1,7 @@
 """/v1/chat/completions and /v1/models for the samples that environments are making.
 
-    request ──► its sample's conversation ──► new messages ──► conversation.say ──► reply
-                          client disconnected: the turn is taken back ▲
+    request ──► its sample's conversation ──► transcript, or a branch ──► conversation.say ──► reply
+                                     client disconnected: the turn is taken back ▲
 
 Import it only if rollout.openai is set: the web framework is slow to import.
 """
@@ -37,7 +37,7 @@ from rollout_worker.environments.base import (
 )
 from rollout_worker.environments.conversation import FULL, Conversation
 from rollout_worker.openai_server.replies import UNSUPPORTED, ApiError, ChatReply, sse
-from rollout_worker.openai_server.requests import DIVERGED, ChatRequest, added, repeats
+from rollout_worker.openai_server.requests import ChatRequest, answered, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class ChatServer:
         self._check_tools(conversation, asked)
         call_ids = f"call_{conversation.request_id}" if asked.reports_calls else ""
         reply = ChatReply(self._model, conversation.tokenizer, asked.logprobs, call_ids)
-        turn = self._begin_turn(request, conversation, asked)
+        turn = asyncio.ensure_future(self._turn(request, conversation, asked))
         # A request that can be refused is refused now, before a stream has begun.
         await asyncio.sleep(0)
         if turn.done():
@@ -172,16 +172,7 @@ class ChatServer:
             raise ApiError(404, message, "model_not_found", "model")
 
     def _check_tools(self, conversation: Conversation, asked: ChatRequest) -> None:
-        if conversation.pieces:
-            # Tools are part of the first prompt, which cannot change any more.
-            if asked.tools != conversation.tools:
-                raise ApiError(
-                    400,
-                    "tools: not those of this sample's first request; for a turn without tools, "
-                    "set tool_choice = none",
-                    DIVERGED,
-                    "tools",
-                )
+        if any(transcript.tools == asked.tools for transcript in conversation.transcripts):
             return
         message = "the model's chat template does not render tools"
         try:
@@ -191,29 +182,23 @@ class ChatServer:
             message = f"tools: {error}"
         raise ApiError(400, message, UNSUPPORTED, "tools")
 
-    def _begin_turn(
-        self, request: Request, conversation: Conversation, asked: ChatRequest
-    ) -> asyncio.Future[Turn]:
+    async def _turn(self, request: Request, conversation: Conversation, asked: ChatRequest) -> Turn:
         messages = asked.conversation()
         is_retry = request.headers.get("x-stainless-retry-count", "0").lstrip("0")
-        if is_retry and repeats(conversation.messages, messages):
-            # Its reply was lost: the newest turn is sent once more.
-            turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
-            turn.set_result(conversation.pieces[-1].turn)
+        if is_retry and (turn := answered(conversation, messages, asked.tools)) is not None:
+            # Its reply was lost, and it is sent once more.
             return turn
-        new, past = added(conversation.messages, messages), conversation.messages
-        calls = messages[len(past) - 1].get("tool_calls") if past else None
-        return asyncio.ensure_future(
-            conversation.say(
-                new,
-                max_tokens=asked.limit,
-                stop=asked.stop,
-                seed=asked.seed,
-                # Another request's turn may be recorded before this one's begins.
-                after=len(conversation.pieces),
-                tools=asked.tools,
-                calls=calls or (),
-            )
+        # Nothing is awaited until the transcript has its next turn under way.
+        threshold = self._rollout.branch_threshold
+        place = place_of(conversation, messages, asked.tools, threshold)
+        return await conversation.say(
+            place.new,
+            transcript=place.transcript,
+            max_tokens=asked.limit,
+            stop=asked.stop,
+            seed=asked.seed,
+            tools=asked.tools,
+            calls=place.calls,
         )
 
 
@@ -251,7 +236,7 @@ def _result(turn: asyncio.Future[Turn]) -> Turn:
     except TranscriptFull as full:
         raise ApiError(400, str(full), full.code, "messages") from full
     except BadTurn as bad:
-        raise ApiError(409 if bad.busy else 400, str(bad), "bad_turn", "messages") from bad
+        raise ApiError(400, str(bad), "bad_turn", "messages") from bad
     except EnvironmentFailed as failed:
         code = FULL if failed.reason == "prompt_too_long" else failed.reason
         raise ApiError(400, str(failed), code, "messages") from failed

@@ -5,11 +5,7 @@
                    └ engine                            group with masks ◄──────┘
 
 The first sample that fails ends the others: there are no partial groups. A failure never becomes a
-reward. A group has one prompt, so the transcripts are masked:
-
-conversation 1   S S S S a a | m m m S S m m      S: said to the model    masked, log-prob 0
-conversation 2   S S S S b   | m m S m m m        m: made by the model    trained
-                 └ prompt ┘└ completion ──────►   a, b: different openings are masked, too
+reward.
 """
 
 import math
@@ -18,16 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.config.schema import Config
 from paceline.dataset.messages import Message
 from paceline.payloads.group_limits import usable_reward
-from paceline.payloads.routes import Routes
 from paceline.process.threads import all_or_none
 from paceline.prompt_tokenizer import Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
-from rollout_worker.engine.base import Completion, Engine, Finish, merge_spans
+from rollout_worker.engine.base import Engine
 from rollout_worker.engine.transformers.sampler import sample_keys
 from rollout_worker.environments.base import (
     COMPONENT,
@@ -40,7 +34,13 @@ from rollout_worker.environments.base import (
 from rollout_worker.environments.conversation import Conversation
 from rollout_worker.environments.environment_processes import EnvironmentProcesses
 from rollout_worker.environments.environment_thread import EnvironmentThread
-from rollout_worker.generated_group import GeneratedGroup
+from rollout_worker.environments.sequences import (
+    SampleSequence,
+    common_prompt,
+    readable,
+    sequences_of,
+)
+from rollout_worker.generated_group import GeneratedGroup, SharedPath
 from rollout_worker.held_tasks import (
     HeldTask,
     answer_of,
@@ -96,23 +96,43 @@ class EnvironmentRunner:
             self._play(held.request_id, task, conversation, timeout_s)
             for task, conversation in zip(tasks, conversations, strict=True)
         )
-        shared = common_prompt(conversations)
-        made = [masked_completion(conversation, len(shared)) for conversation in conversations]
-        newest = [conversation.pieces[-1].turn for conversation in conversations]
-        completions, masks = zip(*made, strict=True)
+        return self._group(conversations, results)
+
+    def _group(
+        self, conversations: Sequence[Conversation], results: Sequence[Any]
+    ) -> GeneratedGroup:
+        prompt = common_prompt(conversations)
+        made: list[SampleSequence] = []
+        branches: list[SharedPath | None] = []
+        turn_ends: list[list[tuple[int, int]]] = []
+        for conversation in conversations:
+            first = len(made)
+            ends: dict[int, tuple[int, int]] = {}
+            for number, sequence in enumerate(sequences_of(conversation, len(prompt)), first):
+                shared, branch = sequence.path[: sequence.shared], None
+                if number > first:
+                    text = self._tokenizer.decode_all(shared.tolist())
+                    branch = SharedPath(first + sequence.of, shared, text)
+                made.append(sequence)
+                branches.append(branch)
+                ends |= {turn: (number, end) for turn, end in sequence.turn_ends.items()}
+            turn_ends.append([ends[turn] for turn in sorted(ends)])
+        turns = [conversation.turns for conversation in conversations]
+        newest = [pieces[-1].turn for pieces in turns]
         return GeneratedGroup(
-            Prompt(shared, self._tokenizer.decode_all(shared.tolist())),
-            completions,
-            texts=[self._tokenizer.decode_all(c.tokens.tolist()) for c in completions],
+            Prompt(prompt, self._tokenizer.decode_all(prompt.tolist())),
+            tuple(sequence.completion for sequence in made),
+            texts=[self._tokenizer.decode_all(s.completion.tokens.tolist()) for s in made],
             scored={
                 "completion": [turn.text for turn in newest],
                 "finish_reason": [turn.finish for turn in newest],
-                "token_count": [int(mask.sum()) for mask in masks],
+                "token_count": [sum(len(p.completion.tokens) for p in pieces) for pieces in turns],
                 "transcript": [readable(conversation) for conversation in conversations],
             },
-            scores=scores_of(results, [len(c.pieces) for c in conversations]),
-            masks=masks,
-            turn_ends=[turn_ends(conversation, len(shared)) for conversation in conversations],
+            scores=scores_of(results, [len(pieces) for pieces in turns]),
+            masks=[sequence.mask for sequence in made],
+            turn_ends=turn_ends,
+            branches=branches,
         )
 
     def _task(
@@ -143,6 +163,7 @@ class EnvironmentRunner:
             max_context=context,
             max_prompt=min(self._tokenizer.limit, context - 1),
             max_turns=task.max_turns,
+            max_branches=self._config.rollout.max_branches,
         )
 
     async def _play(
@@ -163,87 +184,11 @@ class EnvironmentRunner:
         if conversation.failure is not None:
             # The environment may have caught it.
             raise conversation.failure
-        if not conversation.pieces:
+        if not conversation.sequences:
             raise EnvironmentFailed("environment_error", "it ended before the model had a turn")
         # As for the completions of a request of the engine alone.
         self._engine.completion_finished(request_id)
         return result
-
-
-def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
-    """The common prefix of all transcripts' openings. int32 [n]. A group has one prompt. If the
-    environment opens differently for its samples, the rest of each opening goes to the completion.
-    Raises EnvironmentFailed if there is no common prefix."""
-    openings = [conversation.pieces[0].said for conversation in conversations]
-    shortest = min(map(len, openings))
-    heads = np.stack([opening[:shortest] for opening in openings])
-    differs = (heads != heads[0]).any(axis=0)
-    length = int(differs.argmax()) if differs.any() else shortest
-    if length == 0:
-        raise EnvironmentFailed(
-            "environment_error", "the samples' first prompts have not even one token in common"
-        )
-    return openings[0][:length]
-
-
-def masked_completion(
-    conversation: Conversation, prompt: int
-) -> tuple[Completion, NDArray[np.uint8]]:
-    """The tokens after the first ``prompt`` ones, of input and model; and their mask, uint8 [n]: 1
-    if the model produced the token. Version spans cover all of them. A masked token has the version
-    of the model's token before it, or else of the first one after it: so it does not change the
-    group's staleness."""
-    pieces = conversation.pieces
-    tokens: list[NDArray[np.int32]] = []
-    logprobs: list[NDArray[np.float32]] = []
-    mask: list[NDArray[np.uint8]] = []
-    spans: list[tuple[int, int]] = []
-    routes: list[Routes] = []
-    version = pieces[0].completion.versions[0][0]
-    for number, piece in enumerate(pieces):
-        said = piece.said if number else piece.said[prompt:]
-        made = piece.completion.tokens
-        tokens += [said, made]
-        logprobs += [np.zeros(len(said), np.float32), piece.completion.logprobs]
-        mask += [np.zeros(len(said), np.uint8), np.ones(len(made), np.uint8)]
-        spans += [(version, len(said)), *piece.completion.versions]
-        version = spans[-1][0]
-        noted = piece.completion.prompt_routes, piece.completion.routes
-        if noted[0] is not None and noted[1] is not None:
-            # The last token of the turn before was an input of this turn first.
-            if routes:
-                routes[-1][-1] = noted[0][-len(said) - 1]
-            routes += [noted[0][len(noted[0]) - len(said) :], noted[1].copy()]
-    cut = conversation.full or pieces[-1].completion.finish is Finish.LENGTH
-    completion = Completion(
-        np.concatenate(tokens),
-        np.concatenate(logprobs),
-        merge_spans(spans),
-        Finish.LENGTH if cut else Finish.STOP,
-        routes=np.concatenate(routes) if len(routes) == 2 * len(pieces) else None,
-        prompt_routes=_head(pieces[0].completion.prompt_routes, prompt),
-    )
-    return completion, np.concatenate(mask)
-
-
-def _head(routes: Routes | None, length: int) -> Routes | None:
-    return None if routes is None else routes[:length]
-
-
-def turn_ends(conversation: Conversation, prompt: int) -> list[int]:
-    """Position of each model turn's last token, in the completion after ``prompt`` tokens."""
-    lengths = [len(piece.said) + len(piece.completion.tokens) for piece in conversation.pieces]
-    return [int(end) - prompt - 1 for end in np.cumsum(lengths)]
-
-
-def readable(conversation: Conversation) -> list[dict[str, Any]]:
-    """The transcript for reward functions, in order."""
-    entries = []
-    for piece in conversation.pieces:
-        if piece.said_text:
-            entries.append({"from": "environment", "text": piece.said_text})
-        entries.append({"from": "model", "text": piece.turn.text, "finish": piece.turn.finish})
-    return entries
 
 
 _MOST = 64  # Components of a sample, as the controller checks

@@ -168,17 +168,17 @@ class GroupProducer:
         scores = None if has_own_reward else made.scores
         scores = scores or await self._scores(lease, made, shared, eval_set)
         if self.config.reward.overlong_buffer and not is_evaluation(lease):
-            tokens = [len(completion.tokens) for completion in made.completions]
             # With an environment, the limit of the transcript after the prompt.
             most = self.engine.max_context - len(made.prompt.tokens)
             if not self.environments:
                 most = min(sampling_params(self.config, lease).max_tokens, most)
-            scores = penalised(scores, tokens, most, self.config.reward)
+            scores = penalised(scores, made.lengths(), most, self.config.reward)
         vote = ""
         if eval_set is not None and eval_set.samples > 1:
             vote = eval_set.votes(self.config.reward)
         group = group_message(lease, made, scores, generate_s=generate_s, vote=vote)
-        noted = [c.prompt_routes for c in made.completions if c.prompt_routes is not None]
+        firsts = [made.completions[first].prompt_routes for first in made.firsts]
+        noted = [routes for routes in firsts if routes is not None]
         if noted and not is_evaluation(lease):
             routes = [c.routes for c in made.completions]
             # They are compressed, and the session must go on.
@@ -273,8 +273,8 @@ def group_message(
     generate_s: float,
     vote: str = "",
 ) -> rollout_pb2.Group:
-    """``vote``: what the completions vote on (see answer_of_text); "": on nothing."""
-    scored = zip(made.completions, made.texts, scores.rewards, scores.components, strict=True)
+    """``vote``: what the samples vote on (see answer_of_text); "": on nothing."""
+    branches = [made.branch_of(number) for number in range(len(made.completions))]
     group = rollout_pb2.Group(
         task=lease.task,
         kind=lease.kind,
@@ -282,24 +282,29 @@ def group_message(
         completions=[
             rollout_pb2.Completion(
                 **completion_fields(completion),
-                reward=reward,
-                reward_components=components,
                 text=text[:_MAX_TEXT],
-                answer=answer_of_text(vote, text) if vote else "",
+                branch=branch.message if branch else None,
             )
-            for completion, text, reward, components in scored
+            for completion, text, branch in zip(made.completions, made.texts, branches, strict=True)
         ],
         generate_s=generate_s,
         reward_s=scores.seconds,
         prompt_text=made.prompt.text[:_MAX_TEXT],
         prompt_cut=made.prompt.cut,
     )
+    for number, first in enumerate(made.firsts):
+        completion = group.completions[first]
+        completion.reward = scores.rewards[number]
+        completion.reward_components.update(scores.components[number])
+        if vote:
+            completion.answer = answer_of_text(vote, made.texts[made.newest[number]])
     for completion, mask in zip(group.completions, made.masks, strict=False):
         completion.loss_mask = b"" if mask.all() else mask.tobytes()
     for index, placed in enumerate(scores.placed):
-        places = made.turn_ends[index] if made.turn_ends else range(len(placed))
-        for token, reward in zip(places, placed, strict=True) if placed else ():
-            group.completions[index].token_rewards.add(token=token, reward=reward)
+        alone = [(index, token) for token in range(len(placed))]
+        places = made.turn_ends[index] if made.turn_ends else alone
+        for (sequence, token), reward in zip(places, placed, strict=True) if placed else ():
+            group.completions[sequence].token_rewards.add(token=token, reward=reward)
     return group
 
 

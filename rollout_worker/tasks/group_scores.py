@@ -17,20 +17,23 @@ harm: the first reply counts. A judge that samples may answer the second differe
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import PREFIX, named_scorer
 from paceline.payloads.group_limits import usable_reward
 from paceline.process.threads import all_or_none
 from paceline.process.waits import WaitKind, waiting
+from paceline.prompt_tokenizer import Prompt
 from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.client import call_error
 from paceline.rpc.grpc_channel import METHODS, bind_method, call_metadata, open_channel
@@ -196,6 +199,28 @@ REQUEST_BYTES = 4 << 20
 """Approximate size of a request; several scorers share a group of long completions."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A sequence for a scorer. ``prompt``: what it has before its own tokens, never empty."""
+
+    prompt: Prompt
+    tokens: NDArray[np.int32]
+    text: str
+
+
+def _item(made: GeneratedGroup, number: int) -> _Item:
+    tokens, text, branch = (
+        made.completions[number].tokens,
+        made.texts[number],
+        made.branch_of(number),
+    )
+    if branch is None:
+        return _Item(made.prompt, tokens, text)
+    if len(branch.tokens):
+        return _Item(Prompt(branch.tokens, branch.text), tokens, text)
+    return _Item(Prompt(tokens[:1], ""), tokens[1:], text)
+
+
 Functions = Sequence[str] | Mapping[str, float]  # Name of the scorer in reward.functions
 
 
@@ -219,7 +244,8 @@ class GroupScores:
         if not weights:
             return scores
         names, began = list(weights), time.monotonic()
-        replies = await all_or_none(self._ask(name, made, answer, "scores") for name in names)
+        items = [_item(made, number) for number in made.newest]
+        replies = await all_or_none(self._ask(name, items, answer, "scores") for name in names)
         totals, components = list(scores.rewards), [dict(c) for c in scores.components]
         for name, numbers in zip(names, replies, strict=True):
             for index, number in enumerate(numbers):
@@ -235,21 +261,28 @@ class GroupScores:
         return replace(scores, rewards=totals, components=components, seconds=seconds)
 
     async def columns(self, made: GeneratedGroup, answer: Any) -> dict[str, list[bytes]]:
-        """By scorer: the bytes of each completion's column. Raises ScorerFailed."""
+        """By scorer: the bytes of each sequence's column. Raises ScorerFailed."""
         names = self._columns
-        replies = await all_or_none(self._ask(name, made, answer, "columns") for name in names)
+        items = [_item(made, number) for number in range(len(made.completions))]
+        replies = await all_or_none(self._ask(name, items, answer, "columns") for name in names)
+        found: dict[str, list[bytes]] = {}
         for name, columns in zip(names, replies, strict=True):
-            for completion, column in zip(made.completions, columns, strict=True):
-                tokens = len(completion.tokens)
+            for item, column in zip(items, columns, strict=True):
+                tokens = len(item.tokens)
                 if len(column) != 4 * tokens:
                     raise _bad(name, f"returned {len(column) / 4:g} numbers for {tokens} tokens")
                 if not np.isfinite(np.frombuffer(column, "<f4")).all():
                     raise _bad(name, "returned log-probs that are not finite")
-        return dict(zip(names, replies, strict=True))
+            # Nothing predicts the first token of a path of its own.
+            found[name] = [
+                bytes(4 * (len(made.completions[number].tokens) - len(item.tokens))) + column
+                for number, (item, column) in enumerate(zip(items, columns, strict=True))
+            ]
+        return found
 
-    async def _ask(self, name: str, made: GeneratedGroup, answer: Any, field: str) -> list[Any]:
-        """The field of all replies, with a value for each completion."""
-        requests = list(self._requests(name, made, answer))
+    async def _ask(self, name: str, items: Sequence[_Item], answer: Any, field: str) -> list[Any]:
+        """The field of all replies, with a value for each item."""
+        requests = list(self._requests(name, items, answer))
         timeout_s = self._config.scorers.by_name[name].timeout_s
         replies = await all_or_none(scored(self._living, name, r, timeout_s) for r in requests)
         found: list[Any] = []
@@ -261,29 +294,27 @@ class GroupScores:
         return found
 
     def _requests(
-        self, name: str, made: GeneratedGroup, answer: Any
-    ) -> Iterable[scorer_pb2.ScoreRequest]:
-        def request() -> scorer_pb2.ScoreRequest:
-            return scorer_pb2.ScoreRequest(
-                run=self._config.run.name,
-                scorer=name,
-                prompt_tokens=token_bytes(made.prompt.tokens),
-                prompt=made.prompt.text,
-                answer_json="" if answer is None else json.dumps(answer),
-                completions=batch,
-            )
-
+        self, name: str, items: Sequence[_Item], answer: Any
+    ) -> Iterator[scorer_pb2.ScoreRequest]:
+        """Each has items of one prompt; those of all together are in their order."""
         most = self._config.scorers.by_name[name].batch_size
-        batch: list[scorer_pb2.ScoredCompletion] = []
-        size = 0
-        for completion, text in zip(made.completions, made.texts, strict=True):
-            item = scorer_pb2.ScoredCompletion(tokens=token_bytes(completion.tokens), text=text)
-            if batch and (len(batch) >= most or size + item.ByteSize() > REQUEST_BYTES):
-                yield request()
-                batch, size = [], 0
-            batch.append(item)
-            size += item.ByteSize()
-        yield request()
+        for _, same_prompt in groupby(items, key=lambda item: id(item.prompt)):
+            request, size = scorer_pb2.ScoreRequest(), 0
+            for item in same_prompt:
+                scored = scorer_pb2.ScoredCompletion(
+                    tokens=token_bytes(item.tokens), text=item.text
+                )
+                size += scored.ByteSize()
+                full = len(request.completions) >= most or size > REQUEST_BYTES
+                if request.completions and full:
+                    yield request
+                    request, size = scorer_pb2.ScoreRequest(), scored.ByteSize()
+                request.run, request.scorer = self._config.run.name, name
+                request.prompt_tokens = token_bytes(item.prompt.tokens)
+                request.prompt = item.prompt.text
+                request.answer_json = "" if answer is None else json.dumps(answer)
+                request.completions.append(scored)
+            yield request
 
 
 def _bad(name: str, detail: str) -> ScorerFailed:

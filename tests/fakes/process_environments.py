@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,30 @@ async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
             try:
                 await asyncio.gather(sample("a"), sample("b"))
             except BadTurn as bad:
-                return float(bad.busy)
+                return float("one turn at a time" in str(bad))
         case "play":
             again = await sample(np.array(turn.tokens[:3]), stop="z")
             assert (again.versions, type(again.tokens)) == (((3, len(again.tokens)),), tuple)
             return TurnRewards([np.float32(0.5), 1], {"turns made": 2, "left": turn.room > 0})
     return 1.0
+
+
+async def branches(task: EnvironmentTask, sample: Sample) -> TurnRewards:
+    """Goes on in two ways after its first turn, and beside them from a summary."""
+    first = await sample(task.prompt)
+    kept = sample.branch(after=first)
+    fresh, unused = sample.branch(), sample.branch()
+    turns = [first, await sample("?"), *await asyncio.gather(kept("!"), fresh("summary: b"))]
+    turns += [await fresh("."), await sample("..")]
+    assert [turn.number for turn in turns] == [*range(6)]
+    nowhere = sample.branch(after=replace(first, number=9))
+    for branch, said in ((unused, ""), (nowhere, "?")):
+        try:
+            await branch(said)
+        except BadTurn:
+            continue
+        return TurnRewards([])
+    return TurnRewards([turn.number / 8 for turn in turns])
 
 
 def _block() -> None:

@@ -4,6 +4,7 @@ reward model in test_rlhf_pipeline.py."""
 
 import json
 import math
+import os
 import random
 import signal
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from paceline.observe.samples import ArchiveReader
 from testbed.fleets.local_run import Up, paceline, write_run
 from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
+from tests.fixtures.chat_model import make_chat_model
 from tests.fleet.conftest import Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
@@ -221,3 +224,36 @@ def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
     # Nothing was sampled, so there is nothing to compare with it.
     assert not any(name.startswith(("logprob_gap", "staleness", "reward")) for name in steps[-1])
     assert up.events("LinkAssigned") == []
+
+
+def test_an_agent_that_compacts_and_asks_sub_agents_is_trained_whoever_dies_in_mid_branch(
+    start: Start, tmp_path: Path
+) -> None:
+    """It speaks OpenAI's interface. Where trainers and engines compute the same log-probs, what is
+    trained is what was sampled."""
+    mark = tmp_path / "in-mid-branch"
+    up = start(
+        environment={**os.environ, "MID_BRANCH": str(mark)},
+        model={"path": str(make_chat_model(tmp_path / "chat")), "dtype": "float32"},
+        data={"chat": True, "max_prompt_tokens": 60},
+        reward={"processes": 0},
+        train={"skip_zero_advantage": False, "max_staleness": 0, "eval_every": 6},
+        rollout={
+            "environment": "tests.fixtures.openai_agents:compacts",
+            "openai": True,
+            "max_context": 160,
+        },
+        fleet=FLEET,
+    )
+    up.until(mark.exists)
+    up.kill("rollout-0")
+    steps = of_kind(finished(up), "step")
+    assert [event["worker_id"] for event in up.events("WorkerDied")] == ["rollout-0"]
+    assert len(steps) == 6
+    for step in steps:
+        assert (step["samples"], step["sequences_per_sample"]) == (16, 4)
+        assert step["logprob_gap_max"] < 1e-3
+    group = ArchiveReader(up.run_dir).group("t9")
+    assert group is not None and group["attempt"] == 2
+    left = [completion.get("branch_of") for completion in group["completions"]]
+    assert [number for number, of in enumerate(left) if of is None] == [0, 4, 8, 12]

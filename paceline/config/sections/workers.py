@@ -113,7 +113,15 @@ class RolloutConfig(Section):
     environment_timeout_s: Annotated[Seconds, LEASE] = 60.0
     """Seconds that an environment may take for a sample, without its waits for the model."""
     max_turns: Annotated[Positive, LEASE] = 8
-    """Most model turns in a sample of an environment. max_tokens limits a turn, max_context all."""
+    """Most model turns in a sample of an environment. max_tokens limits a turn, max_context all of
+    one sequence."""
+    max_branches: Positive = 16
+    """Most sequences of a sample of an environment. An agent opens one if it rewrites its history,
+    asks a sub-agent, or has calls side by side."""
+    branch_threshold: NonNegative = 0
+    """Characters in which an agent may have changed a message of the model, between the first and
+    the last of them, without opening a branch: the sequence goes on as it was sampled. Blanks do
+    not count."""
     openai: bool = False
     """Serve the environment's samples to OpenAI-compatible clients, on each worker's loopback."""
     openai_port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -14,11 +14,13 @@ from rollout_worker.environments.base import Endpoint, EnvironmentTask, Sample
 from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
+    check_trained_as_sampled,
     lease_of,
     logprobs_of,
     mask_of,
     spans_of,
     staged,
+    texts_of,
     tokens_of,
 )
 from tests.fixtures.openai_agents import ADD, ANSWERED, BEGIN, agent, ask, calling, client_of
@@ -230,26 +232,123 @@ async def test_a_sample_is_named_by_header_or_key_and_is_gone_once_it_is_made(mo
             assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_route")
 
 
-async def test_a_conversation_that_does_not_grow_is_refused(model: Path) -> None:
-    async def diverges(client: Any, task: EnvironmentTask) -> float:
-        reply = await ask(client, task, BEGIN)
-        said = {"role": "assistant", "content": reply.choices[0].message.content}
-        more = {"role": "user", "content": "more"}
-        for other in (
-            [*BEGIN, {"role": "assistant", "content": "summary"}, more],  # rewritten
-            [{"role": "user", "content": "start"}, said, more],  # reworded
-            BEGIN,  # asked again
-            [{"role": "system", "content": "You check work."}, *BEGIN, more],  # beside it
-        ):
-            with pytest.raises(openai.BadRequestError) as caught:
-                await ask(client, task, other)
-            assert caught.value.code == "conversation_diverged", other
-        await ask(client, task, [*BEGIN, said, more])
+MORE, LESS = ({"role": "user", "content": said} for said in ("more", "less"))
+TURN: dict[str, Any] = {"role": "assistant", "content": "turn 1"}
+BRANCHES: list[tuple[list[dict[str, Any]], str, str]] = [
+    (
+        [*BEGIN, {"role": "assistant", "content": "summary"}, MORE],  # compacted
+        "[user]begin<eos>\n[assistant]",
+        "summary<eos>\n[user]more<eos>\n[assistant]turn 2<eos>",
+    ),
+    (
+        [{"role": "system", "content": "You check."}, *BEGIN],  # a sub-agent
+        "[",
+        "system]You check.<eos>\n[user]begin<eos>\n[assistant]turn 1<eos>",
+    ),
+    (
+        [*BEGIN, TURN, LESS],  # another way to go on
+        "[user]begin<eos>\n[assistant]turn 1<eos>\n[user]",
+        "less<eos>\n[assistant]turn 2<eos>",
+    ),
+    (BEGIN, "[user]begin<eos>\n[assistant]", "turn 1<eos>"),  # asked again
+    (
+        [*BEGIN, TURN, LESS, {"role": "assistant", "content": " turn 2\n"}, MORE],
+        "",  # the branch goes on
+        "less<eos>\n[assistant]turn 2<eos>\n[user]more<eos>\n[assistant]turn 3<eos>",
+    ),
+]
+"""Requests after a first turn and another one, and what their branches share and have."""
+
+
+async def test_what_does_not_extend_a_conversation_branches_off_where_it_differs(
+    model: Path,
+) -> None:
+    async def branches(client: Any, task: EnvironmentTask) -> float:
+        for messages in (BEGIN, [*BEGIN, TURN, MORE], *(sent for sent, *_ in BRANCHES)):
+            await ask(client, task, messages)
         return 1.0
 
-    async with staged(model, agent(diverges), count_up, **SETTINGS) as stage:
-        text = (await stage.group()).completions[0].text
-        assert text == "turn 1<eos>\n[user]more<eos>\n[assistant]turn 2<eos>"
+    async with staged(model, agent(branches), count_up, **SETTINGS) as stage:
+        group = await stage.group()
+        first, *others = texts_of(stage, group)
+        assert first[1] == "turn 1<eos>\n[user]more<eos>\n[assistant]turn 2<eos>"
+        (*opened, went_on) = (expected for _, *expected in BRANCHES)
+        opened[2] = [opened[2][0], went_on[1]]
+        assert [list(texts) for texts in others] == opened
+        check_trained_as_sampled(stage, group)
+        assert [c.reward for c in group.completions] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+async def test_calls_side_by_side_each_have_a_sequence(model: Path) -> None:
+    """Of one history or of several, also before the first one has a turn; all are trained."""
+
+    async def at_once(client: Any, task: EnvironmentTask) -> float:
+        asked = [ask(client, task, BEGIN, max_tokens=n + 1) for n in range(3)]
+        asked += [ask(client, task, messages) for messages, *_ in BRANCHES[1:3]]
+        replies = asyncio.gather(*asked)
+        await seen(worker, lambda: len(stage.engine.running) == len(asked))
+        stage.engine.release()
+        assert len(await replies) == len(asked)
+        await asyncio.gather(*(ask(client, task, [*BEGIN, TURN, LESS]) for _ in range(2)))
+        return 1.0
+
+    worker = asyncio.get_running_loop()
+    async with staged(model, agent(at_once), count_up, **SETTINGS) as stage:
+        stage.engine.hold()
+        group = await stage.group()
+        assert len(group.completions) == 7
+        check_trained_as_sampled(stage, group)
+
+
+@pytest.mark.parametrize("threshold", [0, 10])
+async def test_a_small_change_of_a_turn_opens_no_branch(model: Path, threshold: int) -> None:
+    async def forgets_its_thoughts(client: Any, task: EnvironmentTask) -> float:
+        reply = await ask(client, task, BEGIN)
+        said = {"role": "assistant", "content": reply.choices[0].message.content.split("|")[1]}
+        await ask(client, task, [*BEGIN, said, MORE])
+        await ask(client, task, [{"role": "user", "content": "begun"}])
+        return 1.0
+
+    settings = {**SETTINGS, "branch_threshold": threshold}
+    play = agent(forgets_its_thoughts)
+    async with staged(model, play, lambda p: "a thought|x", **settings) as stage:
+        group = await stage.group()
+        check_trained_as_sampled(stage, group)
+        sequences = [own for _, own in texts_of(stage, group)]
+    if threshold:
+        goes_on = "a thought|x<eos>\n[user]more<eos>\n[assistant]a thought|x<eos>"
+        assert sequences == [goes_on, "un<eos>\n[assistant]a thought|x<eos>"]
+    else:
+        assert len(sequences) == 3 and sequences[0] == "a thought|x<eos>"
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"max_branches": 2}, "max_branches_exceeded"),
+        ({"max_turns": 3}, "max_turns_exceeded"),
+        ({"max_context": 110}, "context_length_exceeded"),
+    ],
+)
+async def test_limits_hold_over_all_sequences_of_a_sample(
+    model: Path, limits: dict[str, int], code: str
+) -> None:
+    async def branches_on(client: Any, task: EnvironmentTask) -> None:
+        for messages in (BEGIN, BEGIN, [*BEGIN, TURN, MORE]):
+            await ask(client, task, messages)
+        # Longer than a first prompt may be: that of a branch drops no row.
+        long = {"role": "user", "content": "x" * 130}
+        refusal = await refusal_of(client, task, {"messages": [long]})
+        codes.append((refusal.code, refusal.param))
+        raise refusal
+
+    codes: list[Any] = []
+    async with staged(model, agent(branches_on), count_up, **SETTINGS | limits) as stage:
+        group = await stage.group()
+        assert codes == [(code, "messages")]
+        check_trained_as_sampled(stage, group)
+        length = rollout_pb2.FINISH_REASON_LENGTH
+        assert [c.finish_reason for c in group.completions] == [length] * 2
 
 
 async def test_an_agent_that_runs_out_of_room_ends_its_transcript(model: Path) -> None:

@@ -15,6 +15,7 @@ from rollout_worker.openai_server.replies import calls_in
 from tests.fixtures.chat_model import TOOLS, make_chat_model
 from tests.fixtures.environment_fixture import (
     Stage,
+    check_trained_as_sampled,
     logprobs_of,
     mask_of,
     staged,
@@ -150,7 +151,7 @@ async def test_without_tools_or_with_none_to_choose_a_call_is_text(model: Path) 
         await stage.group()
 
 
-async def test_calls_and_tools_cannot_be_rewritten(model: Path) -> None:
+async def test_calls_that_are_rewritten_and_other_tools_open_branches(model: Path) -> None:
     async def rewrites(client: Any, task: EnvironmentTask) -> float:
         reply = await ask(client, task, BEGIN, tools=[ADD])
         said = reply.choices[0].message.model_dump(exclude_none=True)
@@ -159,22 +160,23 @@ async def test_calls_and_tools_cannot_be_rewritten(model: Path) -> None:
         other_arguments["tool_calls"][0]["function"]["arguments"] = '{"a": 2}'
         del no_call["tool_calls"]
         one_more_call = {**said, "tool_calls": said["tool_calls"] * 2}
-        for changed, tools, refused in (
-            *((changed, [ADD], "messages") for changed in (other_arguments, no_call)),
-            (one_more_call, [ADD], "messages"),
-            (said, [], "tools"),
+        for changed, tools in (
+            *((changed, [ADD]) for changed in (other_arguments, no_call, one_more_call)),
+            (said, []),
         ):
-            with pytest.raises(openai.BadRequestError) as caught:
-                await ask(client, task, [*BEGIN, changed, answer], tools=tools)
-            assert (caught.value.code, caught.value.param) == ("conversation_diverged", refused)
+            await ask(client, task, [*BEGIN, changed, answer], tools=tools)
         # JSON may be written differently, and ids are the client's own affair.
         said["tool_calls"][0] |= {"id": "mine"}
         said["tool_calls"][0]["function"]["arguments"] = '{ "a":1 }'
         reply = await ask(client, task, [*BEGIN, said, answer], tools=[ADD])
         return float(reply.choices[0].message.content == "It is 2.")
 
-    async with staged(model, agent(rewrites), calls_once, **SETTINGS) as stage:
-        assert (await stage.group()).completions[0].reward == 1.0
+    settings = {**SETTINGS, "branch_threshold": 1000}
+    async with staged(model, agent(rewrites), calls_once, **settings) as stage:
+        group = await stage.group()
+        assert [c.reward for c in group.completions] == [1.0, 0.0, 0.0, 0.0, 0.0]
+        assert group.completions[0].text.endswith("[tool add]2<eos>\n[assistant]It is 2.<eos>")
+        check_trained_as_sampled(stage, group)
 
 
 async def test_calls_that_the_agent_begins_with_go_through_the_template(model: Path) -> None:

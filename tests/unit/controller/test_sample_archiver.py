@@ -135,11 +135,18 @@ async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts
 def test_rewards_are_told_relative_to_their_group_and_equal_ones_as_0(
     rewards: list[float], relative: list[float]
 ) -> None:
+    """A branch has its sample's, and is no sample of its own."""
     group = rollout_pb2.Group()
     for reward in rewards:
         group.completions.add(reward=reward)
+        branch = rollout_pb2.Branch(of=len(group.completions) - 1, prefix=5)
+        group.completions.add(branch=branch)
     told = content_of(group.SerializeToString(), lambda group: None)["completions"]
-    assert [completion["relative_reward"] for completion in told] == pytest.approx(relative)
+    for kind in (told[::2], told[1::2]):
+        assert [completion["relative_reward"] for completion in kind] == pytest.approx(relative)
+        assert [completion["reward"] for completion in kind] == rewards
+    assert [c.get("branch_of") for c in told[:4]] == [None, 0, None, 2]
+    assert told[1]["shared_tokens"] == 5
 
 
 def long(task_id: str) -> rollout_pb2.Group:

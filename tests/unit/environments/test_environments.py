@@ -19,28 +19,33 @@ from rollout_worker.engine.base import Aborted
 from rollout_worker.environments import child as environments_child
 from rollout_worker.environments.base import (
     BadEnvironment,
-    BadTurn,
     EnvironmentTask,
     Sample,
     TranscriptFull,
     load,
 )
-from rollout_worker.held_tasks import HeldTask
 from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
     Stage,
+    check_trained_as_sampled,
     lease_of,
     logprobs_of,
     mask_of,
     spans_of,
     stage_config,
     staged,
+    texts_of,
     tokens_of,
 )
 
 FAILED = rollout_pb2.RETURN_KIND_FAILED
 CHAT = {"data": {"chat": True}}
+IN_PROCESSES = {
+    "environment": "tests.fakes.process_environments:by_prompt",
+    "environment_processes": 1,
+    "environment_timeout_s": 2.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -167,18 +172,32 @@ async def test_every_turn_of_every_sample_draws_other_random_numbers(model: Path
         assert [r.params.seed for r in stage.engine.requests[4:]] == seeds, "of any attempt"
 
 
-async def test_what_was_chosen_for_an_older_transcript_is_not_said_to_a_newer_one(
-    model: Path,
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_an_environment_branches_and_its_turns_are_rewarded_in_all_sequences(
+    model: Path, processes: int
 ) -> None:
-    """Two requests of one sample may both be read before the first turn is recorded."""
-    async with staged(model, echo_twice, lambda prompt: "a") as stage:
-        task = stage.environments._task(lease_of(), {"prompt": "begin"}, "begin", 0)
-        conversation = stage.environments._conversation(HeldTask(lease_of()), task)
-        first, second = (conversation.say("begin", after=0) for _ in range(2))
-        await first
-        with pytest.raises(BadTurn) as caught:
-            await second
-        assert caught.value.busy and len(conversation.pieces) == 1
+    where = IN_PROCESSES | {
+        "environment": "tests.fakes.process_environments:branches",
+        "environment_processes": processes,
+    }
+    async with staged(model, echo_twice, lambda prompt: f"n{len(prompt)}", **where) as stage:
+        group = await stage.group()
+        check_trained_as_sampled(stage, group)
+        assert texts_of(stage, group)[3:] == [
+            ("begin", "n5<eos>?n13<eos>..n23<eos>"),
+            ("beginn5<eos>", "!n13<eos>"),
+            ("", "summary: bn10<eos>.n19<eos>"),
+        ]
+        placed = [
+            [(len(c.tokens) // 4 - 1 - r.token, r.reward) for r in c.token_rewards]
+            for c in group.completions[3:]
+        ]
+        assert placed == [
+            [(11, 0.0), (6, 0.125), (0, 0.625)],
+            [(0, 0.25)],
+            [(5, 0.375), (0, 0.5)],
+        ]
+        assert [c.reward for c in group.completions] == [1.875, 0.0, 0.0] * 2
 
 
 # ---- limits
@@ -594,12 +613,6 @@ def test_the_endpoint_needs_a_chat_template(tmp_path: Path) -> None:
 
 
 # ---- in processes of their own
-
-IN_PROCESSES = {
-    "environment": "tests.fakes.process_environments:by_prompt",
-    "environment_processes": 1,
-    "environment_timeout_s": 2.0,
-}
 
 
 async def test_an_environment_in_a_process_plays_as_one_in_the_thread(model: Path) -> None:

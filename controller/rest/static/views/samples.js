@@ -163,8 +163,10 @@ function completion(c, n) {
   const box = make("section", "completion");
   const title = make("h3");
   const look = c.relative_reward > 0 ? "good" : c.relative_reward < 0 ? "bad" : "";
+  const branch = (c.branch_of ?? null) !== null;
+  const name = `Completion ${n + 1}`;
   title.append(
-    make("span", "", `Completion ${n + 1}`),
+    make("span", "", branch ? `${name}, a branch of ${c.branch_of + 1}` : name),
     make("span", look, `reward ${number(c.reward)}`),
   );
   const edges = versionEdges(c);
@@ -210,12 +212,15 @@ function partsText(c) {
   return [
     ...Object.entries(c.reward_components).map(([name, v]) => `${name} ${number(v)}`),
     unbroken(`relative reward ${relative}`),
+    c.shared_tokens && unbroken(`after ${whole(c.shared_tokens)} shared tokens`),
     unbroken(`${whole(c.token_count)} tokens`),
     c.finish_reason,
     versions.length > 1
       ? `versions\u00a0${versions.join(" → ")}`
       : `version\u00a0${versions[0] ?? "?"}`,
-  ].join("   ");
+  ]
+    .filter(Boolean)
+    .join("   ");
 }
 
 function shadeOf(c, i) {
