@@ -21,7 +21,7 @@ FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class SharedPath:
-    """What a branch has before its own tokens."""
+    """The tokens that a branch has before its own."""
 
     of: int  # Number of the completion that it leaves, in the group
     tokens: NDArray[np.int32]

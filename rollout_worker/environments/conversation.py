@@ -65,7 +65,7 @@ class Conversation:
     named: dict[int, Transcript] = field(default_factory=lambda: {0: Transcript()})
     """The transcripts of the environment's ``sample`` (0) and of its branches."""
     transcripts: list[Transcript] = field(default_factory=list)
-    """Those that have a turn of their own, or are to get one now."""
+    """All that have a turn of their own, or are to get one now."""
     full: bool = False  # Another turn was requested and there was no room
     failure: Exception | None = None
     """The error by which the attempt has failed, even if the environment catches it."""

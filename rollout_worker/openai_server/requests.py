@@ -176,7 +176,7 @@ class ChatRequest(_Body):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request stands in a sample. ``transcript``: that it extends, perhaps a new branch;
+    """The place of a request in its sample. ``transcript``: that it extends, perhaps a new branch;
     ``new``: its messages after those of the transcript; ``calls``: of the turn before them."""
 
     transcript: Transcript
