@@ -32,18 +32,23 @@ def test_the_configuration_fits_its_data_and_the_game_can_be_won() -> None:
     assert 2**config.rollout.max_turns > widest
 
 
-def test_what_the_small_game_is_made_of_fits_its_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("game", "players"), [("guess_digit", 1), ("two_digits", 2)])
+def test_what_the_small_games_are_made_of_fits_their_configurations(
+    tmp_path: Path, game: str, players: int
+) -> None:
     guess_digit.make(tmp_path)
     config = load_config(
-        HERE / "guess_digit.toml",
+        HERE / f"{game}.toml",
         [f'model.path="{tmp_path}/model"', f'data.path="{tmp_path}/train.jsonl"'],
     )
     rows = load_rows(config.data.path)
     check_rows(rows, config.data)
     tokenizer = PromptTokenizer(config)
-    longest = len(tokenizer.prompt(rows[0]).tokens) + config.rollout.max_turns
+    turns = config.rollout.max_turns // players
+    assert 2**turns > 10, "it can be won"
+    longest = len(tokenizer.prompt(rows[0]).tokens) + turns
     for hint in (HIGHER, LOWER, UNCLEAR):
         tokens = tokenizer.encode(f"\n{hint}\n")
         assert tokenizer.decode_all(tokens) == f"\n{hint}\n", "every character is a token"
-    longest += (config.rollout.max_turns - 1) * len(tokenizer.encode(f"\n{UNCLEAR}\n"))
+    longest += (turns - 1) * len(tokenizer.encode(f"\n{UNCLEAR}\n"))
     assert longest <= (config.rollout.max_context or 0), "no game is cut"

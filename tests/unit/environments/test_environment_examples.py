@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from examples.environments.calculator import LARGEST, BadExpression, answer, calculator, evaluate
 from examples.environments.guess_number import guess_number
-from tests.fixtures.environment_fixture import lease_of, mask_of, staged, tokens_of
+from examples.environments.two_digits import two_digits
+from tests.fixtures.environment_fixture import (
+    check_trained_as_sampled,
+    lease_of,
+    mask_of,
+    staged,
+    tokens_of,
+)
 
 # ---- calculator
 
@@ -103,3 +110,27 @@ async def test_a_model_that_halves_the_range_finds_the_number(model: Path, chat:
             assert one.reward == 1.0 + one.reward_components["speed"]
             found.append(one.text)
         assert len(set(found)) > 1, "different tasks, different numbers"
+
+
+async def test_an_agent_and_its_sub_agent_find_their_digits_by_tool_and_notes(model: Path) -> None:
+    def bisect(prompt: str) -> str:
+        notes = re.match(r"(\d) (\d)\?", prompt)
+        low, high = map(int, notes.groups()) if notes else (0, 9)
+        for guess, hint in re.findall(r"(\d)<eos>\n(higher|lower)", prompt):
+            low, high = (int(guess) + 1, high) if hint == "higher" else (low, int(guess) - 1)
+        return str((low + high) // 2)
+
+    settings = {"max_turns": 8, "max_branches": 4}
+    async with staged(model, two_digits, bisect, **settings) as stage:
+        counts = set()
+        for seed in range(8):
+            stage.engine.requests.clear()
+            group = await stage.group(lease_of({"prompt": "?"}, seed=seed))
+            check_trained_as_sampled(stage, group)
+            rewards = [dict(c.reward_components) for c in group.completions]
+            assert min(rewards[0].values()) >= 0.5, "2^4 > 10: both were found"
+            assert [bool(parts) for parts in rewards] == [
+                not c.HasField("branch") for c in group.completions
+            ]
+            counts.add(len(group.completions) / 2)
+        assert counts > {2, 4}, "the histories of some were compacted"
