@@ -133,4 +133,4 @@ async def test_an_agent_and_its_sub_agent_find_their_digits_by_tool_and_notes(mo
                 not c.HasField("branch") for c in group.completions
             ]
             counts.add(len(group.completions) / 2)
-        assert counts > {2, 4}, "the histories of some were compacted"
+        assert counts >= {3, 4}, "the histories of some were compacted"
