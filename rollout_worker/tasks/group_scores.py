@@ -209,12 +209,8 @@ class _Item:
 
 
 def _item(made: GeneratedGroup, number: int) -> _Item:
-    tokens, text, branch = (
-        made.completions[number].tokens,
-        made.texts[number],
-        made.branch_of(number),
-    )
-    if branch is None:
+    tokens, text = made.completions[number].tokens, made.texts[number]
+    if (branch := made.branch_of(number)) is None:
         return _Item(made.prompt, tokens, text)
     if len(branch.tokens):
         return _Item(Prompt(branch.tokens, branch.text), tokens, text)
