@@ -218,7 +218,7 @@ class RolloutWorker:
         self.tokenizer.limit = min(room, self.config.data.max_prompt_tokens)
         self.engine.completion_finished = self.held.completion_finished
         if self.environments is not None:
-            await self.environments.start(self.engine)
+            await self.environments.start(self.engine, self.host)
 
     async def _start_scorer(self) -> None:
         if self.config.recorded:

@@ -27,6 +27,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_every(host: str) -> bool:
+    """True if a listener on ``host`` listens on all addresses of this machine."""
+    return host in ("", "0.0.0.0", "::")
+
+
 def at(host: str, port: int) -> str:
     """Address of ``port`` on ``host``, which may be an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -117,7 +122,7 @@ def bound_socket(host: str, port: int, *, backlog: int = 0, shared: bool = False
     """A TCP socket at ``port`` of an address, which listens if it has a ``backlog``. 0.0.0.0, ::
     and "" are all addresses, of IPv4 and of IPv6, as for gRPC. ``shared``: beside other sockets of
     this user that are shared. Raises OSError, and OverflowError for no port."""
-    every = host in ("", "0.0.0.0", "::") and socket.has_dualstack_ipv6()
+    every = is_every(host) and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if every or ":" in host else socket.AF_INET
     # asyncio disables Nagle's algorithm only if the protocol is named.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -11,9 +11,11 @@ same pair, and nothing has to be distributed. A certificate of the user's own (a
 its place.
 """
 
+import contextlib
 import fcntl
 import functools
 import hashlib
+import ipaddress
 import os
 import socket
 import stat
@@ -62,8 +64,9 @@ def run_certificate(token: str) -> Pair:
     return certificate_of(int.from_bytes(secret, "big") % (_ORDER - 1) + 1)
 
 
-def certificate_of(secret: int) -> Pair:
-    """A self-signed pair whose private key is ``secret``: the same bytes at every call."""
+def certificate_of(secret: int, host: str | None = None) -> Pair:
+    """A self-signed pair whose private key is ``secret``: the same bytes at every call. ``host``:
+    the name or address by which clients verify it, if they are not ours."""
     # Imported on demand: half a tenth of a second that no process on one machine needs.
     from datetime import datetime
 
@@ -74,6 +77,9 @@ def certificate_of(secret: int) -> Pair:
 
     key = ec.derive_private_key(secret, ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, LISTENER)])
+    verified: x509.GeneralName = x509.DNSName(host or LISTENER)
+    with contextlib.suppress(ValueError):
+        verified = x509.IPAddress(ipaddress.ip_address(host or ""))
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -82,8 +88,8 @@ def certificate_of(secret: int) -> Pair:
         .serial_number(1)
         .not_valid_before(datetime(2020, 1, 1))
         .not_valid_after(datetime(9999, 12, 31))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(LISTENER)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([verified]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=host is None, path_length=None), critical=True)
         .sign(key, hashes.SHA256(), ecdsa_deterministic=True)
     )
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()

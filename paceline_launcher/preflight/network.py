@@ -8,7 +8,7 @@ from paceline.errors import BadInput
 from paceline.masking import masked
 from paceline.observe.fleet_file import FleetRecord
 from paceline.redis.server import NoRedis, ensure_redis, find_server
-from paceline.rpc.addresses import taken_ports
+from paceline.rpc.addresses import is_every, is_loopback, taken_ports
 from paceline.rpc.auth import client_root
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, warn
 
@@ -53,6 +53,20 @@ def ports(start: Start) -> Findings:
             found = f"{setting}: port {missing[0]} of {host} is in use, or there is none"
             remedy = "End what uses it (ss -ltnp), choose another, or 0 for free ports"
             yield fail(f"{found}; each controller takes the next one", remedy)
+
+
+def agents(start: Start) -> Findings:
+    rollout, record = start.config.rollout, FleetRecord.read(start.run_dir)
+    if not rollout.openai:
+        return
+    host = rollout.openai_host
+    port = rollout.openai_port if record is None or not record.survivors() else 0
+    if taken_ports(host, [port]):
+        found = f"rollout.openai_host {host!r}, openai_port {port}: nothing can listen there"
+        yield fail(found, "Name an address of this machine, and a free port or 0")
+    elif is_every(host) and start.here and is_loopback(start.config.controller.host):
+        found = f"rollout.openai_host {host!r}: on one machine agents get 127.0.0.1 as its address"
+        yield fail(found, "Name the address at which they reach this machine")
 
 
 def redis(start: Start) -> Findings:

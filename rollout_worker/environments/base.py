@@ -147,7 +147,7 @@ class NumberedSample:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of the model for OpenAI clients of one sample; see rollout.openai.
+    """Address of the model for OpenAI's and Anthropic's clients of one sample; see rollout.openai.
 
         client = AsyncOpenAI(base_url=task.openai.base_url, api_key=task.openai.api_key)
 
@@ -156,9 +156,23 @@ class Endpoint:
     """
 
     base_url: str
+    anthropic_url: str  # base_url of an Anthropic client
     api_key: str
     headers: Mapping[str, str]
     model: str
+    ca_file: str | None  # PEM by which clients verify it; None: on loopback, without TLS
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables from which an agent in a process of its own reads all of it."""
+        files = dict.fromkeys(("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"), self.ca_file)
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.anthropic_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+            **{name: path for name, path in files.items() if path is not None},
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,16 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from pydantic import ValidationError
 
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.environments.base import Turn
+
+if TYPE_CHECKING:
+    from rollout_worker.openai_server.requests import ChatRequest
 
 UNSUPPORTED = "unsupported_parameter"
 INVALID = "invalid_value"
@@ -51,23 +54,44 @@ class ApiError(Exception):
                 400, f"the body is not a JSON object of a request: {message}", "invalid_json"
             )
         param = str(place[0])
-        if param == "messages" and len(place) > 1:
-            param = f"messages[{place[1]}]"
+        if param in ("messages", "input") and len(place) > 1:
+            param = f"{param}[{place[1]}]"
         if problem["type"] == "extra_forbidden":
             return cls(400, f"{param} is not supported here", UNSUPPORTED, param)
         code = UNSUPPORTED if problem["type"] in (UNSUPPORTED, "literal_error") else INVALID
         return cls(400, f"{'.'.join(map(str, place))}: {message}", code, param)
 
 
+class ToolCall(NamedTuple):
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+    @property
+    def json(self) -> str:
+        """The arguments."""
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+
+def chat_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A call in the form of a chat message."""
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """``call_ids``: prefix of the ids of tool calls; empty: calls stay part of the text."""
+    """``call_ids``: prefix of the ids of tool calls; empty: calls stay part of the text. Other
+    APIs' replies derive from it."""
 
     model: str
     tokenizer: PromptTokenizer
-    logprobs: bool
+    asked: "ChatRequest"
     call_ids: str = ""
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
+    id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, turn: Turn) -> dict[str, Any]:
@@ -80,27 +104,43 @@ class ChatReply:
         """Sent before the turn has been sampled."""
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
-    def events(self, turn: Turn, *, usage: bool) -> Iterator[bytes]:
+    def events(self, turn: Turn) -> Iterator[bytes]:
         message, finish = self._message(turn)
         for index, call in enumerate(message.get("tool_calls", ())):
             call["index"] = index
         yield self._chunk(message, turn, logprobs=self._logprobs(turn))
         yield self._chunk({}, turn, finish_reason=finish)
-        if usage:
+        if self.asked.stream_options.include_usage:
             yield sse(self._body("chat.completion.chunk", turn) | {"usage": _usage(turn)})
         yield b"data: [DONE]\n\n"
 
+    def failure(self, error: ApiError) -> bytes:
+        """The event of a stream that ends without a turn."""
+        return sse(error.body())
+
+    def parts(self, turn: Turn) -> tuple[str, list[ToolCall]]:
+        """The turn's text without its calls, and the calls."""
+        rest, calls = calls_in(turn.text) if self.call_ids else (turn.text, [])
+        # A reply that is sent again has the same ids.
+        ids = f"{self.call_ids}_{turn.number}"
+        return rest, [ToolCall(f"{ids}_{i}", *call) for i, call in enumerate(calls)]
+
+    def logprobs(self, turn: Turn) -> list[dict[str, Any]]:
+        """One entry a token; empty if the client asked for none."""
+        if not self.asked.logprobs:
+            return []
+        texts = [self.tokenizer.decode_all([token]) for token in turn.tokens]
+        return [
+            {"token": text, "logprob": p, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, p in zip(texts, turn.logprobs, strict=True)
+        ]
+
     def _message(self, turn: Turn) -> tuple[dict[str, Any], str]:
         """content and, if there are any, tool_calls; and the finish_reason."""
-        rest, calls = calls_in(turn.text) if self.call_ids else (turn.text, [])
+        rest, calls = self.parts(turn)
         if not calls:
-            return {"content": turn.text}, turn.finish
-        tool_calls = []
-        for index, (name, arguments) in enumerate(calls):
-            function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-            # A reply that is sent again has the same ids.
-            call_id = f"{self.call_ids}_{turn.number}_{index}"
-            tool_calls.append({"id": call_id, "type": "function", "function": function})
+            return {"content": rest}, turn.finish
+        tool_calls = [chat_call(call.id, call.name, call.json) for call in calls]
         finish = "tool_calls" if turn.finish == "stop" else turn.finish
         return {"content": rest or None, "tool_calls": tool_calls}, finish
 
@@ -111,25 +151,20 @@ class ChatReply:
     def _body(
         self, kind: str, turn: Turn | None, choice: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        body = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        about = {"object": kind, "created": self.created, "model": self.model}
+        body: dict[str, Any] = {"id": f"chatcmpl-{self.id}", **about}
         if turn is not None:
             # The weights that answered.
             body["system_fingerprint"] = f"version-{turn.versions[-1][0]}"
         return {**body, "choices": [] if choice is None else [{"index": 0, **choice}]}
 
     def _logprobs(self, turn: Turn) -> dict[str, Any] | None:
-        if not self.logprobs:
-            return None
-        texts = [self.tokenizer.decode_all([token]) for token in turn.tokens]
-        content = [
-            {"token": text, "logprob": p, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, p in zip(texts, turn.logprobs, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": self.logprobs(turn), "refusal": None} if self.asked.logprobs else None
 
 
-def sse(data: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(data)}\n\n".encode()
+def sse(data: dict[str, Any], event: str = "") -> bytes:
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {json.dumps(data)}\n\n".encode()
 
 
 def _usage(turn: Turn) -> dict[str, int]:

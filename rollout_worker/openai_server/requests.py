@@ -10,7 +10,7 @@ from operator import eq
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_json
 
 from paceline.dataset.messages import BadMessage, Message, content_text
 from rollout_worker.environments.base import Turn
@@ -24,7 +24,7 @@ from rollout_worker.openai_server.replies import (
 )
 
 
-def _only(*allowed: Any) -> AfterValidator:
+def only(*allowed: Any) -> AfterValidator:
     """Accepts the values that leave the sampling as it is without the field."""
 
     def check(value: Any) -> Any:
@@ -36,7 +36,7 @@ def _only(*allowed: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
     try:
         return content_text(content)
     except BadMessage as error:
@@ -55,7 +55,14 @@ def _function_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return tool
 
 
-class _Body(BaseModel):
+_WITHOUT_EFFECT = {
+    *("cache_control", "inference_geo", "metadata", "parallel_tool_calls", "prompt_cache_key"),
+    *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "top_k", "user"),
+}
+"""Fields that change nothing about what is sampled: top_k is the run's."""
+
+
+class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     @model_validator(mode="before")
@@ -63,30 +70,34 @@ class _Body(BaseModel):
     def _drop_null(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if value is not None}
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None and name not in _WITHOUT_EFFECT
+        }
 
 
-class CalledFunction(_Body):
+class CalledFunction(Body):
     name: str
     arguments: Annotated[dict[str, Any], BeforeValidator(parse_arguments)] = {}
 
 
-class CalledTool(_Body):
+class CalledTool(Body):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class ChatMessage(_Body):
+class ChatMessage(Body):
     role: str
-    content: Annotated[str, BeforeValidator(_text)] = ""
+    content: Annotated[str, BeforeValidator(text_of)] = ""
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[CalledTool] | None, AfterValidator(lambda calls: calls or None)] = (
         None
     )
-    function_call: Annotated[Any, _only(None)] = None
-    audio: Annotated[Any, _only(None)] = None
+    function_call: Annotated[Any, only(None)] = None
+    audio: Annotated[Any, only(None)] = None
 
     @model_validator(mode="after")
     def _only_the_assistant_calls(self) -> "ChatMessage":
@@ -95,7 +106,7 @@ class ChatMessage(_Body):
         return self
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
 
 
@@ -109,7 +120,7 @@ Count = Annotated[int, Field(ge=1, lt=1 << 63)]
 Stop = Annotated[str, Field(min_length=1)]
 
 
-class ChatRequest(_Body):
+class ChatRequest(Body):
     """Fields that the client left out are None."""
 
     model_config = ConfigDict(extra="forbid")
@@ -130,26 +141,17 @@ class ChatRequest(_Body):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tools: list[Annotated[dict[str, Any], AfterValidator(_function_tool)]] = []
-    tool_choice: Annotated[Any, _only("auto", "none")] = "auto"
+    tool_choice: Annotated[Any, only("auto", "none")] = "auto"
 
-    n: Annotated[Any, _only(1)] = 1
-    frequency_penalty: Annotated[Any, _only(0)] = 0
-    presence_penalty: Annotated[Any, _only(0)] = 0
-    top_logprobs: Annotated[Any, _only(0)] = 0
-    logit_bias: Annotated[Any, _only({})] = None
-    functions: Annotated[Any, _only([])] = None
-    function_call: Annotated[Any, _only("none", "auto")] = None
-    response_format: Annotated[Any, _only({"type": "text"})] = None
-    modalities: Annotated[Any, _only(["text"])] = None
-
-    # These change nothing about what is sampled.
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    parallel_tool_calls: Any = None
-    prompt_cache_key: Any = None
-    safety_identifier: Any = None
+    n: Annotated[Any, only(1)] = 1
+    frequency_penalty: Annotated[Any, only(0)] = 0
+    presence_penalty: Annotated[Any, only(0)] = 0
+    top_logprobs: Annotated[Any, only(0)] = 0
+    logit_bias: Annotated[Any, only({})] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    modalities: Annotated[Any, only(["text"])] = None
 
     @property
     def limit(self) -> int | None:
@@ -172,6 +174,25 @@ class ChatRequest(_Body):
             if message["role"] == "tool" and message.get("tool_call_id") in names:
                 message.setdefault("name", names[message["tool_call_id"]])
         return messages
+
+
+class Translated(Body):
+    """The body of another API. What both call the same is checked as that of a chat completion."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    temperature: Any = None
+    top_p: Any = None
+    stream: Any = None
+
+    def chat(self) -> ChatRequest:
+        """Raises ValidationError."""
+        raise NotImplementedError
+
+    def _chat(self, **fields: Any) -> ChatRequest:
+        same = {name: getattr(self, name) for name in Translated.model_fields}
+        return ChatRequest.model_validate_json(to_json({**same, **fields}))
 
 
 @dataclass(frozen=True, slots=True)

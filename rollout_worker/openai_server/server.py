@@ -1,7 +1,8 @@
-"""/v1/chat/completions and /v1/models for the samples that environments are making.
+"""The APIs of OpenAI and Anthropic for the samples that environments are making.
 
     request ──► its sample's conversation ──► transcript, or a branch ──► conversation.say ──► reply
-                                     client disconnected: the turn is taken back ▲
+       │ no sample's key: one answer to all            client disconnected: the turn is taken back ▲
+       └ Messages, Responses: translated into a chat completion, and its reply back
 
 Import it only if rollout.openai is set: the web framework is slow to import.
 """
@@ -10,21 +11,28 @@ import asyncio
 import logging
 import secrets
 import socket
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from paceline.config.schema import Config
+from paceline.process.files import write_private
 from paceline.process.structured_log import event
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
+from paceline.rpc.addresses import at, bound_socket, is_every, is_loopback
 from paceline.rpc.http_server import http_server
+from paceline.rpc.listeners import certificate_of
 from rollout_worker.engine.base import Aborted, EngineError
 from rollout_worker.environments.base import (
     BadEnvironment,
@@ -36,22 +44,34 @@ from rollout_worker.environments.base import (
     Turn,
 )
 from rollout_worker.environments.conversation import FULL, Conversation
-from rollout_worker.openai_server.replies import UNSUPPORTED, ApiError, ChatReply, sse
-from rollout_worker.openai_server.requests import ChatRequest, answered, place_of
+from rollout_worker.openai_server import messages_api, responses_api
+from rollout_worker.openai_server.messages_api import CountedRequest, MessagesReply, MessagesRequest
+from rollout_worker.openai_server.replies import (
+    INVALID,
+    UNSUPPORTED,
+    ApiError,
+    ChatReply,
+)
+from rollout_worker.openai_server.requests import ChatRequest, Translated, answered, place_of
+from rollout_worker.openai_server.responses_api import ResponsesReply, ResponsesRequest
 
 logger = logging.getLogger(__name__)
 
 HEADER = "X-Paceline-Sample"
-HOST = "127.0.0.1"
 MAX_BODY = 16 << 20  # Bytes
 _BACKLOG = 512
 _KEEP_ALIVE_S = 10.0
 """Between two comments in a waiting stream: clients and proxies drop silent ones."""
 _STOP_S = 1.0
+_STRANGER = messages_api.error_body(
+    ApiError(401, "the key is of no sample here, or its sample is over", "unknown_sample")
+)
+"""Both APIs' clients understand it."""
 
 
 class ChatServer:
-    """Serves on loopback. A sample's key is 144 random bits; other callers are refused."""
+    """A sample's key is 144 random bits. Callers without one get the same answer to everything.
+    Beyond loopback it speaks TLS, by a certificate of its own that clients get as a file."""
 
     def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
         """Raises BadEnvironment if the tokenizer has no chat template."""
@@ -60,50 +80,79 @@ class ChatServer:
         self._rollout = config.rollout
         self._model = config.model.path
         self._served: dict[str, Conversation] = {}
+        self._home: tempfile.TemporaryDirectory[str] | None = None
+        self._ca: str | None = None
         about = {"object": "model", "created": int(time.time()), "owned_by": "paceline"}
         self._card = {"id": self._model, **about}
-        app = Starlette(
+        self._app = Starlette(
             routes=[
-                Route("/v1/chat/completions", self.complete, methods=["POST"]),
+                _post("/v1/chat/completions", partial(self.answer, ChatRequest, ChatReply)),
+                _post("/v1/responses", partial(self.answer, ResponsesRequest, ResponsesReply)),
+                _post("/v1/messages", partial(self.answer, MessagesRequest, MessagesReply)),
+                _post("/v1/messages/count_tokens", self.count),
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{name:path}", self.models, methods=["GET"]),
             ],
             exception_handlers={ApiError: _refused, 404: _no_route, 405: _no_route},
         )
-        # One connection for each sample, and other settings bound the samples.
-        self._server = http_server(app, most_connections=None)
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Raises BadEnvironment if the port is taken."""
+    async def start(self, own_host: str) -> None:
+        """``own_host``: address at which others reach this machine, for a server on all addresses.
+        Raises BadEnvironment if the port is taken or the address is not of this machine."""
+        host, port = self._rollout.openai_host, self._rollout.openai_port
         try:
             # It reuses addresses, so that a restarted worker gets its port again.
-            bound = socket.create_server((HOST, self._rollout.openai_port), backlog=_BACKLOG)
+            bound = bound_socket(host, port, backlog=_BACKLOG)
         except OSError as error:
             raise BadEnvironment(
-                f"rollout.openai_port = {self._rollout.openai_port}: {error.strerror}; 0 takes a "
-                "free port"
+                f"rollout.openai_host = {host!r}, rollout.openai_port = {port}: {error.strerror}; "
+                "the host is an address of this machine, and port 0 takes a free one"
             ) from error
         bound.setblocking(False)
-        self.url = f"http://{HOST}:{bound.getsockname()[1]}/v1"
+        pair, scheme = None, "http"
+        if not is_loopback(host):
+            host = own_host if is_every(host) else host
+            pair, scheme = self._certify(host), "https"
+        # One connection for each sample, and other settings bound the samples.
+        self._server = http_server(self, tls_cert=pair, most_connections=None)
+        self._origin = f"{scheme}://{at(host, bound.getsockname()[1])}"
         self._task = asyncio.create_task(self._serve(bound), name="openai")
-        event(logger, "openai endpoint", url=self.url, model=self._model)
+        event(logger, "openai endpoint", url=self._origin, model=self._model)
+
+    def _certify(self, host: str) -> str:
+        """Path of a key and its certificate for ``host``."""
+        self._home = tempfile.TemporaryDirectory(prefix="paceline-endpoint-")
+        pair = certificate_of(1 + secrets.randbits(255), host)
+        both, public = (Path(self._home.name, name) for name in ("pair.pem", "ca.pem"))
+        write_private(both, (pair.key + pair.certificate).decode())
+        write_private(public, pair.certificate.decode())
+        self._ca = str(public)
+        return str(both)
 
     async def close(self) -> None:
         for conversation in self._served.values():
             conversation.close()
         self._served.clear()
-        self._server.should_exit = True
         if self._task is not None:
+            self._server.should_exit = True
             await asyncio.wait({self._task}, timeout=_STOP_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._home is not None:
+            self._home.cleanup()
 
     def endpoint(self) -> Endpoint:
         """For one sample, with its own key. ``admit`` starts serving it."""
         key = secrets.token_urlsafe(18)
-        headers = {HEADER: key}
-        return Endpoint(base_url=self.url, api_key=key, headers=headers, model=self._model)
+        return Endpoint(
+            base_url=f"{self._origin}/v1",
+            anthropic_url=self._origin,
+            ca_file=self._ca,
+            api_key=key,
+            headers={HEADER: key},
+            model=self._model,
+        )
 
     def admit(self, endpoint: Endpoint, conversation: Conversation) -> None:
         self._served[endpoint.api_key] = conversation
@@ -122,26 +171,47 @@ class ChatServer:
 
     # ---- requests
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets requests of samples in. For all others it reads no body and looks at no path."""
+        conversation = self._served.get(_key(Headers(scope=scope)))
+        if conversation is None:
+            await JSONResponse(_STRANGER, 401)(scope, receive, send)
+        else:
+            await self._app({**scope, "conversation": conversation}, receive, send)
+
     async def models(self, request: Request) -> Response:
         if (name := request.path_params.get("name")) is None:
             return JSONResponse({"object": "list", "data": [self._card]})
         self._check_model(name)
         return JSONResponse(self._card)
 
-    async def complete(self, request: Request) -> Response:
-        conversation = self._conversation(request)
-        asked = await _parse(request)
+    async def count(self, request: Request) -> Response:
+        """Tokens of the messages as a first prompt: a turn that was sampled may have others."""
+        conversation = request.scope["conversation"]
+        asked = await _parse(request, CountedRequest)
+        self._check_model(asked.model)
+        try:
+            prompt = conversation.tokenizer.opening(asked.conversation(), asked.tools)
+        except BadPrompt as error:
+            raise ApiError(400, str(error), INVALID, "messages") from error
+        return JSONResponse({"input_tokens": len(prompt.tokens)})
+
+    async def answer(
+        self, body: type[ChatRequest | Translated], kind: type[ChatReply], request: Request
+    ) -> Response:
+        conversation: Conversation = request.scope["conversation"]
+        asked = await _parse(request, body)
         self._check_model(asked.model)
         self._check_tools(conversation, asked)
         call_ids = f"call_{conversation.request_id}" if asked.reports_calls else ""
-        reply = ChatReply(self._model, conversation.tokenizer, asked.logprobs, call_ids)
+        reply = kind(self._model, conversation.tokenizer, asked, call_ids)
         turn = asyncio.ensure_future(self._turn(request, conversation, asked))
         # A request that can be refused is refused now, before a stream has begun.
         await asyncio.sleep(0)
         if turn.done():
             _result(turn)
         if asked.stream:
-            return _Stream(turn, reply, usage=asked.stream_options.include_usage)
+            return _Stream(turn, reply)
         gone: asyncio.Future[Any] = asyncio.ensure_future(self._disconnected(request))
         try:
             await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,18 +223,6 @@ class ChatServer:
     async def _disconnected(self, request: Request) -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-
-    def _conversation(self, request: Request) -> Conversation:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        key = request.headers.get(HEADER, token if scheme.lower() == "bearer" else "").strip()
-        if not key:
-            raise ApiError(
-                400, f"no sample named: put its key into the header {HEADER}", "missing_sample"
-            )
-        conversation = self._served.get(key)
-        if conversation is None:
-            raise ApiError(404, "no such sample here, or it is over", "unknown_sample")
-        return conversation
 
     def _check_model(self, name: str) -> None:
         if name not in (self._model, self._model.rstrip("/").rpartition("/")[2]):
@@ -205,8 +263,8 @@ class ChatServer:
 class _Stream(StreamingResponse):
     """Takes the turn back if the client disconnects before the end of it."""
 
-    def __init__(self, turn: asyncio.Future[Turn], reply: ChatReply, *, usage: bool) -> None:
-        events, headers = _events(turn, reply, usage), {"cache-control": "no-store"}
+    def __init__(self, turn: asyncio.Future[Turn], reply: ChatReply) -> None:
+        events, headers = _events(turn, reply), {"cache-control": "no-store"}
         super().__init__(events, headers=headers, media_type="text/event-stream")
         self._turn = turn
 
@@ -217,17 +275,15 @@ class _Stream(StreamingResponse):
             self._turn.cancel()
 
 
-async def _events(
-    turn: asyncio.Future[Turn], reply: ChatReply, usage: bool
-) -> AsyncIterator[bytes]:
+async def _events(turn: asyncio.Future[Turn], reply: ChatReply) -> AsyncIterator[bytes]:
     yield reply.first_event()
     while not (await asyncio.wait({turn}, timeout=_KEEP_ALIVE_S))[0]:
         yield b": waiting for the model\n\n"
     try:
-        for chunk in reply.events(_result(turn), usage=usage):
+        for chunk in reply.events(_result(turn)):
             yield chunk
     except ApiError as refusal:
-        yield sse(refusal.body())
+        yield reply.failure(refusal)
 
 
 def _result(turn: asyncio.Future[Turn]) -> Turn:
@@ -244,25 +300,43 @@ def _result(turn: asyncio.Future[Turn]) -> Turn:
         raise ApiError(410, "this sample is over", "unknown_sample") from over
 
 
-async def _parse(request: Request) -> ChatRequest:
+async def _parse(request: Request, kind: type[ChatRequest | Translated]) -> ChatRequest:
     body = bytearray()
     try:
         async for part in request.stream():
             body += part
             if len(body) > MAX_BODY:
                 raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", "too_large")
-        return ChatRequest.model_validate_json(bytes(body))
+        asked = kind.model_validate_json(bytes(body))
+        return asked if isinstance(asked, ChatRequest) else asked.chat()
     except ClientDisconnect:
         raise ApiError(400, "the body did not arrive", "invalid_json") from None
     except ValidationError as invalid:
         raise ApiError.from_validation(invalid) from None
 
 
+def _key(headers: Headers) -> str:
+    """The sample's key; empty if there is none."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    bearer = token if scheme.lower() == "bearer" else ""
+    return (headers.get(HEADER) or headers.get("X-Api-Key") or bearer).strip()
+
+
+def _post(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+    return Route(path, answer, methods=["POST"])
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status)
+    bodies = {"messages": messages_api.error_body, "responses": responses_api.error_body}
+    name = request.url.path.removeprefix("/v1/").partition("/")[0]
+    body = bodies.get(name, ApiError.body)
+    return JSONResponse(body(error), error.status)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    message = "only POST /v1/chat/completions and GET /v1/models are served"
+    message = (
+        "only POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens "
+        "and GET /v1/models are served"
+    )
     return await _refused(request, ApiError(404, message, "unknown_route"))

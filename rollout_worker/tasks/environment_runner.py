@@ -72,14 +72,15 @@ class EnvironmentRunner:
         else:
             self._environments = EnvironmentThread(load(config.rollout.environment or ""))
 
-    async def start(self, engine: Engine) -> None:
-        """``engine`` is started. Raises BadEnvironment if the endpoint's port is taken, or if a
-        process cannot import the environment."""
+    async def start(self, engine: Engine, host: str = "127.0.0.1") -> None:
+        """``engine`` is started; ``host``: address at which others reach this machine. Raises
+        BadEnvironment if the endpoint cannot listen, or if a process cannot import the environment.
+        """
         self._engine = engine
         if isinstance(self._environments, EnvironmentProcesses):
             await self._environments.start()
         if self._server is not None:
-            await self._server.start()
+            await self._server.start(host)
 
     async def close(self) -> None:
         if self._server is not None:

@@ -123,7 +123,10 @@ class RolloutConfig(Section):
     the last of them, without opening a branch: the sequence goes on as it was sampled. Blanks do
     not count."""
     openai: bool = False
-    """Serve the environment's samples to OpenAI-compatible clients, on each worker's loopback."""
+    """Serve the environment's samples to clients of OpenAI's and Anthropic's APIs."""
+    openai_host: str = "127.0.0.1"
+    """Address at which each rollout worker serves them. Beyond loopback it speaks TLS; 0.0.0.0: at
+    all addresses, and agents get the one at which other machines reach the worker's."""
     openai_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of that endpoint. 0: a free one. A fixed one allows one rollout worker per machine."""
     vllm: dict[str, Any] = Field(default_factory=dict)
@@ -160,8 +163,11 @@ class RolloutConfig(Section):
                 "rollout.environment_memory_mb and environment_python are settings of processes: "
                 "set rollout.environment_processes"
             )
-        if self.openai_port and not self.openai:
-            raise ValueError("rollout.openai_port has no effect unless rollout.openai = true")
+        if not self.openai and (self.openai_port or self.openai_host != "127.0.0.1"):
+            raise ValueError(
+                "rollout.openai_host and rollout.openai_port have no effect unless "
+                "rollout.openai = true"
+            )
         return self
 
 

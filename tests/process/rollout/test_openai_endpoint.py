@@ -140,7 +140,7 @@ async def test_a_template_that_rewrites_the_past_changes_no_token(
 
 HALF_A_PAIR = [*BEGIN, calling("add", '{"a": "\\ud800"}'), ANSWERED]
 
-NOT_FOUND = ("model_not_found", "unknown_sample")
+STATUS = {"model_not_found": openai.NotFoundError, "unknown_sample": openai.AuthenticationError}
 REFUSALS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"model": "gpt-9"}, "model_not_found", "model"),
     ({"n": 2}, "unsupported_parameter", "n"),
@@ -188,9 +188,8 @@ async def test_refusals_are_those_that_clients_know(model: Path) -> None:
         outcome = await stage.produce(lease_of(count=1))
     for error, (changes, code, param) in zip(errors, REFUSALS, strict=True):
         assert (error.code, error.param) == (code, param), changes
-        kind = openai.NotFoundError if code in NOT_FOUND else openai.BadRequestError
-        assert type(error) is kind, changes
-        assert error.body["message"] and error.body["type"] == "invalid_request_error"
+        assert type(error) is STATUS.get(code, openai.BadRequestError), changes
+        assert error.body["message"] and error.body["type"].endswith("_error")
     assert outcome.completions[0].text == "turn 1<eos>", "a refusal leaves no trace"
 
 
@@ -209,27 +208,39 @@ async def test_a_prompt_without_room_for_a_turn_drops_its_row(model: Path) -> No
     assert (outcome.kind, outcome.reason) == (rollout_pb2.RETURN_KIND_DROP, "prompt_too_long")
 
 
-async def test_a_sample_is_named_by_header_or_key_and_is_gone_once_it_is_made(model: Path) -> None:
+async def test_who_has_no_key_of_an_unfinished_sample_gets_one_answer_to_everything(
+    model: Path,
+) -> None:
     kept: list[Endpoint] = []
 
     async def keeps(client: Any, task: EnvironmentTask) -> float:
         kept.append(task.openai)
         await ask(client, task, BEGIN)
+        with pytest.raises(openai.NotFoundError) as nowhere:
+            await client.embeddings.create(model=task.openai.model, input="x")
+        assert nowhere.value.code == "unknown_route"
         return 1.0
 
     async with staged(model, agent(keeps), count_up, **SETTINGS) as stage:
         await stage.group()
-        body = {"model": kept[0].model, "messages": BEGIN}
-        url = f"{kept[0].base_url}/chat/completions"
+        url, ends = kept[0].base_url, {**kept[0].headers}
         async with httpx.AsyncClient() as client:
-            late = await client.post(url, json=body, headers=kept[0].headers)
-            assert (late.status_code, late.json()["error"]["code"]) == (404, "unknown_sample")
-            nameless = await client.post(url, json=body)
-            assert nameless.json()["error"]["code"] == "missing_sample"
-            garbage = await client.post(url, content=b"{", headers=kept[0].headers)
-            assert garbage.json()["error"]["code"] == "unknown_sample"
-            nowhere = await client.get(f"{kept[0].base_url}/embeddings")
-            assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_route")
+            answers = [
+                await client.request(method, f"{url}/{path}", content=b"{", headers=headers)
+                for method, path in (
+                    ("POST", "chat/completions"),
+                    ("POST", "messages"),
+                    ("POST", "responses"),
+                    ("GET", "models"),
+                    ("GET", "embeddings"),
+                    ("PUT", "models"),
+                )
+                for headers in (ends, {}, {"X-Api-Key": "guess"}, {"Authorization": "Bearer x"})
+            ]
+        assert {answer.status_code for answer in answers} == {401}
+        assert len({answer.content for answer in answers}) == 1
+        assert answers[0].json()["error"]["code"] == "unknown_sample"
+        assert Path(kept[0].model).name not in answers[0].text
 
 
 MORE, LESS = ({"role": "user", "content": said} for said in ("more", "less"))

@@ -593,13 +593,18 @@ def test_names_that_lead_nowhere_say_so(model: Path) -> None:
         assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-async def test_a_port_that_is_taken_is_said_to_be(model: Path) -> None:
+async def test_where_the_endpoint_cannot_listen_is_said(model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(BadEnvironment, match=f"openai_port = {port}: .*in use"):
             async with staged(model, echo_twice, lambda prompt: "a", openai=True, openai_port=port):
+                pass
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        settings: dict[str, Any] = {"openai": True, "openai_host": host}
+        with pytest.raises(BadEnvironment, match=f"openai_host = '{host}'.* of this machine"):
+            async with staged(model, echo_twice, lambda prompt: "a", **settings):
                 pass
 
 

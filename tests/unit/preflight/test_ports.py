@@ -1,6 +1,7 @@
 """A server that is restarted finds its port free again; one that cannot be had is named."""
 
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from paceline.config.schema import Config
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.rpc.addresses import bound_socket, free_ports, taken_ports
 from paceline_launcher.preflight.findings import Start
+from paceline_launcher.preflight.network import agents
 from paceline_launcher.preflight.network import ports as check_ports
 from tests.fixtures.configs import config_of
 
@@ -76,3 +78,21 @@ def test_a_port_that_the_runs_own_leftovers_hold_is_no_hindrance(tmp_path: Path)
         assert failures(config, tmp_path) != []
         record.write(tmp_path)
         assert failures(config, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("127.0.0.1", ""),
+        ("192.0.2.1", "'192.0.2.1'.*nothing can listen there.*Name an address of this machine"),
+        ("no-such-host.invalid", "nothing can listen there"),
+        ("0.0.0.0", "agents get 127.0.0.1"),
+    ],
+)
+def test_an_endpoint_that_agents_cannot_reach_is_named(
+    host: str, words: str, tmp_path: Path
+) -> None:
+    rollout = {"environment": "a:b", "max_context": 400, "openai": True, "openai_host": host}
+    start = Start(config_of(rollout=rollout), tmp_path, here=True)
+    found = " ".join(map(str, agents(start)))
+    assert re.search(words, found) and bool(found) == bool(words)
