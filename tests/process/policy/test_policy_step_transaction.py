@@ -191,16 +191,18 @@ def test_a_member_killed_at(start_fleet, undisturbed, instant):
     killed_at(start_fleet, undisturbed, 3, instant)
 
 
-@pytest.mark.parametrize("config", ["ppo", "dpo"], indirect=True)
-@pytest.mark.parametrize("instant", ["forward", "reduce", "vote", "commit"])
+@pytest.mark.parametrize("config", ["ppo", "dpo", "lora"], indirect=True)
+@pytest.mark.parametrize("instant", ["forward", "reduce"])
 def test_another_objective_survives_a_member_killed_at(start_fleet, undisturbed, config, instant):
-    """With a critic, moments and an adaptive coefficient; and with whole groups and a frozen
-    reference."""
+    """With a critic, moments and an adaptive coefficient; with whole groups and a frozen reference;
+    and with adapters. Tests below kill all of them around the vote and the commit."""
     controller = killed_at(start_fleet, undisturbed, 2, instant)
     ppo = config.train.algorithm == "ppo"
     assert any(name.startswith("critic/") for name in undisturbed[-1]) == ppo
     assert any(name.startswith("scalar ") for name in undisturbed[-1]) == ppo
-    assert ("grad_norm_critic" if ppo else "pair_accuracy") in controller.stats[-1]
+    assert all(".lora_" in name for name in undisturbed[-1]) == (config.model.lora is not None)
+    known_by = {"ppo": "grad_norm_critic", "dpo": "pair_accuracy", "grpo": "kl"}
+    assert known_by[config.train.algorithm] in controller.stats[-1]
 
 
 def killed_at(start_fleet, undisturbed, size, instant):
