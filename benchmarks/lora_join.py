@@ -4,8 +4,8 @@ engine's load of the base alone.
     python -m benchmarks.lora_join [--repeats 5]
 
 On one core, the two in turn: the engine is started, which checks its decoder against the model's
-own forward; with adapters it is ready once the first ones are loaded and verified. The model has 28
-blocks as wide as those of Qwen3-0.6B, and random weights.
+own forward; with adapters it is ready once the first ones are loaded and verified. The model is as
+deep and wide as Qwen3-0.6B, with its vocabulary and random weights.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import runs
 from paceline.config.load import load_config
@@ -27,6 +27,7 @@ from rollout_worker.engine.transformers.engine import TransformersEngine
 from testbed.fleets.local_run import write_run
 from testbed.tiny_model import make_tiny_model
 
+VOCABULARY = 151_936
 ARMS: dict[str, dict[str, Any]] = {"base": {}, "adapters": {"lora": {"rank": 8}}}
 
 
@@ -52,7 +53,8 @@ def main() -> None:
     seconds: dict[str, dict[str, list[float]]] = {a: {"wall_s": [], "cpu_s": []} for a in ARMS}
     with tempfile.TemporaryDirectory() as scratch:
         model = make_tiny_model(Path(scratch) / "large", hidden=1024, layers=28)
-        AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).save_pretrained(model)
+        config = AutoConfig.from_pretrained(model, vocab_size=VOCABULARY)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(model)
         for number in range(args.repeats + 1):
             for arm in ARMS:
                 found = asyncio.run(join(model, arm, Path(scratch)))

@@ -61,6 +61,8 @@ def loans(found: Mapping[str, Any]) -> Iterable[list[object]]:
             key = run["update_s"], run["devices"], run["training"]
             runs.setdefault(key, defaultdict(list))[run["sharing"]].append(run)
     for (update_s, devices, training), sides in sorted(runs.items()):
+        if len(sides) < 2:
+            continue  # Cut short
         row: list[object] = [f"{1000 * update_s:g} ms", f"{training} + {devices - training}"]
         fixed = statistics.median(run["tokens_per_s"] for run in sides["none"])
         row.append(f"{fixed:,.0f}")
