@@ -191,7 +191,7 @@ class GroupMeta:
     answers: tuple[str, ...] = field(default=(), metadata=TRANSIENT)
     """Answers that the samples vote for; "": no vote."""
     truncated: int = field(default=0, metadata=TRANSIENT)
-    """Evaluation: sequences that ended at the limit of tokens."""
+    """Evaluation: samples with a sequence that ended at the limit of tokens."""
     prompt_cut: int = 0  # Tokens that the row's prompt has lost because it was too long
     digest: str = ""  # Digest of the payload; empty if there is none
     branches: tuple[int, ...] = ()  # Sequences of each sample; empty: one each

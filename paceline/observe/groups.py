@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -185,12 +186,13 @@ class DroppedGroups:
         reason, generated = str(event["reason"]), event.get("group") or {}
         if reason not in self.recent and len(self.recent) >= MOST_REASONS:
             return
-        prompt, lengths = generated.get("prompt_tokens", 0), generated.get("lengths", ())
+        lengths = generated.get("lengths", ())
+        before = generated.get("prefixes") or [generated.get("prompt_tokens", 0)] * len(lengths)
         groups = self.recent.setdefault(reason, [])
         groups.append(
             {
                 **{name: generated[name] for name in META_FIELDS if name in generated},
-                "lengths": [prompt + n for n in lengths] or None,
+                "lengths": [*map(add, before, lengths)] or None,
                 "group_id": event["task_id"],
                 "attempt": int(event["attempt"]),
                 "state": "dropped",

@@ -155,9 +155,7 @@ def check_group(
     if paths.branched:
         _check_branches(completions, paths)
         if not limits.each_branch:
-            ends = np.cumsum(paths.branches)
-            parts = zip(ends - paths.branches, ends, strict=True)
-            trained = [set[int]().union(*trained[start:end]) for start, end in parts]
+            trained = [set[int]().union(*trained[part]) for part in paths.samples]
     sequences = Counter(tuple(sorted(versions)) for versions in trained)
     firsts = [c for c in completions if not c.HasField("branch")]
     if train and limits.columns:
@@ -184,7 +182,7 @@ def check_group(
         lengths=[len(completion.tokens) // 4 for completion in completions],
         rewards=[completion.reward for completion in firsts],
         answers=[] if train else [completion.answer for completion in firsts],
-        truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in completions),
+        truncated=0 if train else _truncated(completions, paths),
         branches=paths.branches if paths.branched else (),
         prefixes=paths.prefixes if paths.branched else (),
     )
@@ -234,8 +232,8 @@ def check_consistency(
             raise Invalid(f"{what}: at most {MAX_REWARD:g} in magnitude")
     for answer in meta.answers:
         check_text(answer, "answers")
-    if meta.truncated > len(lengths):
-        raise Invalid(f"{meta.truncated} of {len(lengths)} sequences truncated")
+    if meta.truncated > count:
+        raise Invalid(f"{meta.truncated} of {count} samples truncated")
     _check_versions(meta, newest_version, len(lengths) if limits.each_branch else count)
     if train and not meta.token_versions:
         raise Invalid("loss_mask leaves no token to train on")
@@ -270,6 +268,12 @@ def _check_rising(versions: Sequence[int], field: str, meta: rollout_pb2.GroupMe
                 f"{meta.max_version}"
             )
         last = version
+
+
+def _truncated(completions: Sequence[rollout_pb2.Completion], paths: Paths) -> int:
+    """Samples with a sequence that ended at the limit of tokens."""
+    cut = [completion.finish_reason == _TRUNCATED for completion in completions]
+    return sum(any(cut[part]) for part in paths.samples)
 
 
 def _check_branches(completions: Sequence[rollout_pb2.Completion], paths: Paths) -> None:

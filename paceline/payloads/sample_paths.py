@@ -7,6 +7,7 @@ A conversation that is compacted or rewritten shares the beginning; one with a p
 such as that of a sub-agent, shares nothing.
 """
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from paceline.errors import UserError
@@ -35,6 +36,12 @@ class Paths(NamedTuple):
     @property
     def branched(self) -> bool:
         return len(self.branches) < len(self.parents)
+
+    @property
+    def samples(self) -> list[slice]:
+        """The places of each sample's sequences."""
+        ends = [*accumulate(self.branches)]
+        return [slice(end - size, end) for end, size in zip(ends, self.branches, strict=True)]
 
 
 def paths_of(group: rollout_pb2.Group) -> Paths:

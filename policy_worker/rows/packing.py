@@ -124,8 +124,8 @@ def forest_of(
     """The runs of the row of ``sequences``, rising, as ``TokenBatch.parent`` names them, and how
     they lie. What a sequence goes on from is in the row, whether it is asked for or not."""
     groups = len(batch.sequences)
-    parents = np.r_[np.full(groups, -1), batch.parent]
-    prefix = np.r_[np.zeros(groups, np.int64), batch.prefix]
+    parents = np.concatenate([np.full(groups, -1), batch.parent])
+    prefix = np.concatenate([np.zeros(groups, np.int64), batch.prefix])
     found = [groups + sequences]
     while (above := parents[found[-1]]).max() >= 0:
         found.append(np.unique(above[above >= 0]))
@@ -135,11 +135,11 @@ def forest_of(
     inputs[asked] = batch.length[sequences] - (not last_tokens)
     parent = np.where(parents[runs] >= 0, np.searchsorted(runs, parents[runs]), -1)
     # Groups lie in the order of ``sequences``, which begins with those of long sequences.
-    group = np.r_[np.arange(groups), batch.group_of]
+    group_of = batch.group_of
+    group = np.where(runs < groups, runs, group_of[runs - groups])
     place = np.empty(groups, np.int64)
-    of_asked = batch.group_of[sequences]
-    place[of_asked[::-1]] = np.arange(len(sequences))[::-1]
-    order = place[group[runs]]
+    place[group_of[sequences][::-1]] = np.arange(len(sequences))[::-1]
+    order = place[group]
     return runs, Forest.planted(parent, prefix[runs], inputs, order)
 
 

@@ -17,6 +17,7 @@ from testbed.simulator.virtual_time import Process, settle
 from testbed.simulator.worker import SEND_S, Fenced, SentWeights, SimulatedWorker
 
 PARITY_FAILURES = 0.02
+BRANCHED = 0.1  # Of the samples have a second sequence
 """Share of swaps after which the parameters differ."""
 
 WAIT_S = 1.0
@@ -161,7 +162,8 @@ class SimulatedRolloutWorker(SimulatedWorker):
             self.running.pop(ref, None)
 
     async def _submit(self, caller: common_pb2.Caller, group: rollout_pb2.Group) -> None:
-        limits = GroupLimits(len(group.completions), 1 << 20, eval_samples=len(group.completions))
+        samples = sum(not completion.HasField("branch") for completion in group.completions)
+        limits = GroupLimits(samples, 1 << 20, eval_samples=samples)
         meta = encode_group(group, limits, max(span.version for span in _spans(group))).meta
         if group.kind == rollout_pb2.TASK_KIND_TRAIN:
             self.cluster.redis.store([(TaskId(group.task.task_id), group.task.attempt)])
@@ -191,6 +193,13 @@ class SimulatedRolloutWorker(SimulatedWorker):
                 reward=0.5 if dull else float(number % 2),
                 answer=str(number % 2),
             )
+            if Random(f"{lease.task.task_id} {lease.task.attempt} {number}").random() < BRANCHED:
+                own = group.completions[-1]
+                branch = rollout_pb2.Branch(of=len(group.completions) - 1, prefix=8 + head)
+                group.completions.append(own)
+                group.completions[-1].ClearField("reward")
+                group.completions[-1].ClearField("answer")
+                group.completions[-1].branch.CopyFrom(branch)
         return group
 
     def receive(
