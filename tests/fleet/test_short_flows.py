@@ -177,7 +177,7 @@ def test_recorded_pairs_train_exactly_once_and_are_told_apart(start: Start, tmp_
     assert up.summary()["samples_trained"] == 12 * 16 * 2
 
 
-STEPS = 160
+STEPS = 80
 
 
 def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
@@ -192,8 +192,8 @@ def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
             "steps": STEPS,
             "groups_per_step": 4,
             "lr": 3e-3,
-            "checkpoint_every": 20,
-            "eval_every": 40,
+            "checkpoint_every": 10,
+            "eval_every": 20,
         },
         rollout={"source": "recorded"},
         fleet={"controllers": 1, "policy": 2, "rollout": 1},
@@ -214,7 +214,7 @@ def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
     up.command("ledger", "verify")
 
     evals = [row for row in up.metrics() if row["kind"] == "eval"]
-    assert [row["step"] for row in evals] == list(range(0, STEPS + 1, 40))
+    assert [row["step"] for row in evals] == list(range(0, STEPS + 1, 20))
     losses = [row["eval_loss"] for row in evals]
     assert losses[-1] < 0.7 * losses[0]
     assert all(row["eval_count"] == 8 for row in evals)
