@@ -104,7 +104,7 @@ class CopyStream:
 
     @contextmanager
     def beside(self, after: Any) -> Iterator[None]:
-        """What is copied within is copied once the computing stream is at ``after``."""
+        """Has copies that are made inside begin once the computing stream is at ``after``."""
         if self._stream is None:
             yield
             return
