@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from paceline.observe.fleet_file import FleetRecord
+from paceline.worker_pools import role_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO = REPOSITORY / "examples" / "digit_sort"
@@ -44,6 +45,9 @@ class Fleet:
     """Training reward of every step, warm-up included; empty if nothing was sampled."""
     cpu_s_per_step: Mapping[str, float]
     """CPU seconds by role."""
+    memory: Mapping[str, int]
+    """Peaks in bytes: by role, of the largest process (resident); "pair", of replicas and rollout
+    workers together, and "workers", of all (their shares of what several have mapped)."""
     summary: Mapping[str, Any]
     run_dir: Path = field(repr=False)
 
@@ -119,17 +123,21 @@ def _read(run_dir: Path, warm_up: int, watch: _CpuWatch) -> Fleet:
         cpu_s_per_step={
             role: used / len(measured) for role, used in watch.between(begun, ended).items()
         },
+        memory=watch.peaks,
         summary=json.loads((run_dir / "summary.json").read_text()),
         run_dir=run_dir,
     )
 
 
 class _CpuWatch:
-    """Samples the CPU time of a fleet's processes a few times a second, by role."""
+    """Samples the CPU time of a fleet's processes a few times a second, by role; and once a second
+    the memory of its workers."""
 
     INTERVAL_S = 0.25
+    WORKERS = ("policy", "rollout", "scorer")
 
     def __init__(self) -> None:
+        self.peaks: dict[str, int] = {}
         self._over = threading.Event()
         self._samples: list[tuple[float, dict[str, float]]] = []
 
@@ -155,6 +163,8 @@ class _CpuWatch:
         spent: dict[int, float] = {}
         while not self._over.wait(self.INTERVAL_S):
             recorded = _recorded(run_dir)
+            if len(self._samples) % 4 == 0:
+                self._look_at_memory(recorded)
             for process in _processes(pid, recorded):
                 try:
                     times, parent = process.cpu_times(), process.ppid()
@@ -168,6 +178,20 @@ class _CpuWatch:
             for number, seconds in spent.items():
                 used[roles[number]] = used.get(roles[number], 0.0) + seconds
             self._samples.append((time.time(), used))
+
+    def _look_at_memory(self, recorded: Mapping[int, str]) -> None:
+        found = dict.fromkeys(("pair", "workers"), 0)
+        for number, pool in recorded.items():
+            if (role := role_of(pool)) not in self.WORKERS:
+                continue
+            try:
+                size = psutil.Process(number).memory_full_info()
+            except psutil.Error:
+                continue
+            found[role] = max(found.get(role, 0), size.rss)
+            found["workers"] += size.pss
+            found["pair"] += size.pss if role != "scorer" else 0
+        self.peaks |= {name: max(n, self.peaks.get(name, 0)) for name, n in found.items()}
 
 
 def _recorded(run_dir: Path) -> dict[int, str]:

@@ -233,7 +233,7 @@ class PolicyWorker:
             what = "unpark" if holds else "park"
             seconds = self.worker_report.gauges[f"{what}_s"] = time.monotonic() - begun
             seat, grant = directive.seat.name, self.turn.grant
-            event(log, f"{what}ed", seat=seat, grant=grant, ms=seconds * 1e3)
+            event(log, f"{what}ed", seat=seat, grant=grant, s=seconds)
         if not holds:
             self.turn.ends(directive.seat)
         self.report_turn()

@@ -1,4 +1,5 @@
-"""Learning on the digit-sort demo: held-out accuracy by algorithm, flow and staleness.
+"""Learning on the digit-sort demo: held-out accuracy by algorithm, flow and staleness; and what it
+takes to have all models of PPO on one device.
 
     python -m benchmarks.learning ppo                PPO with a critic against GRPO
     python -m benchmarks.learning lora               adapters against the whole model
@@ -7,6 +8,7 @@
     python -m benchmarks.learning distillation       reverse KL to a teacher over the steps of a run
     python -m benchmarks.learning staleness          asynchronous RL if longer answers take longer
     python -m benchmarks.learning lag                corrections of samples that are four steps old
+    python -m benchmarks.learning all_models         PPO with a reward model, in turns and not
 
 Each arm is a run of ``paceline up`` with one policy replica and one rollout worker; arms.toml has
 the settings. Accuracy is greedy, on prompts that nothing is trained on, and the mean of a run's
@@ -17,12 +19,14 @@ benchmarks/results/MEASUREMENT.json as they come; one that is measured again rep
 import argparse
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from examples.digit_sort.make_data import draw_distinct
 from examples.rlhf.preferences import of_the_demo, write_rows
 from paceline.observe.held_out import HeldOut
 from policy_worker.checkpoint.export import export
+from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
 
 MEASUREMENTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("arms.toml").read_text())
 LAST = 3
@@ -261,6 +266,48 @@ class Staleness(Measurement):
         return {"seeds": seeds, "prompts": len(self.prompts), "modes": modes}
 
 
+class AllModels(Measurement):
+    """PPO with critic, reference and reward model: memory, and what the switches take."""
+
+    def settings(self, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        given = self.table["model"]
+        path = runs.SCRATCH / "model-{hidden}x{layers}".format(**given)
+        if not (path / "tokenizer.json").is_file():
+            make_tiny_model(path, **given)
+        scorer = make_tiny_reward_model(path.with_name(f"{path.name}-reward"), path, seed)
+        return {"model.path": str(path), "scorers.reward.path": str(scorer)}
+
+    def row(self, fleet: runs.Fleet, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        memory = {name: size / (1 << 30) for name, size in fleet.memory.items()}
+        over = memory["pair"] / max(memory["policy"], memory["rollout"])
+        return {
+            "memory_gib": memory,
+            "pair_over_larger": over,
+            "switches": switches(fleet.run_dir),
+        }
+
+
+SWITCH = re.compile(r" (park|unpark)ed ((?:\w+=\S+ ?)+)$", re.MULTILINE)
+
+
+def switches(run_dir: Path) -> dict[str, dict[str, float]]:
+    """Mean seconds of the parts of a switch by role, from the workers' logs, and their number. What
+    comes before a worker first parks is its start."""
+    found: dict[str, dict[str, float]] = {}
+    for log in sorted((run_dir / "logs").glob("*-0.log")):
+        seconds: dict[str, list[float]] = {}
+        lines = SWITCH.findall(log.read_text())
+        for what, fields in dropwhile(lambda line: line[0] == "unpark", lines):
+            for name, value in (field.split("=", 1) for field in fields.split()):
+                if name == "s" or name.endswith("_s"):
+                    part = what if name == "s" else name.removesuffix("_s")
+                    seconds.setdefault(part, []).append(float(value))
+        if seconds:
+            means = {part: statistics.fmean(each) for part, each in seconds.items()}
+            found[log.name.partition("-")[0]] = {"count": len(seconds["park"]), **means}
+    return found
+
+
 KINDS: dict[str, Callable[[Mapping[str, Any], runs.Results], Measurement]] = {
     "ppo": HeldOutCurves,
     "lora": HeldOutCurves,
@@ -269,6 +316,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], runs.Results], Measurement]] = {
     "distillation": Distillation,
     "staleness": Staleness,
     "lag": Staleness,
+    "all_models": AllModels,
 }
 
 

@@ -106,11 +106,14 @@ def _lend(world: World, rng: random.Random) -> None:
 
 def _lie(world: World, rng: random.Random) -> None:
     """A worker names another's grant, one that is over, or one that never was. That it has parked
-    under its own grant nobody could know better."""
+    under its own grant, or under a later one that may be lost, nobody could know better."""
     seats = list(world.oracle.ledger.state.fleet.seats.by_name.values())
     liars = [w for w in world.workers.values() if w.alive and w.seat and w.incarnation]
     if seats and liars:
         liar, grant = rng.choice(liars), rng.choice(seats).grant + rng.choice([-1, 0, 2000])
-        if grant > 0 and grant != liar.directive.seat.grant:
-            liar.says((grant, rng.random() < 0.7))
+        who, parked = (liar.name, liar.incarnation), rng.random() < 0.7
+        # Its grant may be on its way to it, and a later one may be lost.
+        believed = parked and any(s.holder == who and grant >= s.grant for s in seats)
+        if grant > 0 and grant != liar.directive.seat.grant and not believed:
+            liar.says((grant, parked))
             world.oracle.counts["lies about seats"] += 1
