@@ -1,4 +1,4 @@
-"""What the layers of a quantised model hold after a swap, compared with the weights received.
+"""Layers of a quantised model after a swap: what they hold, compared with the weights received.
 
     received ──► parameter, as vLLM's loader filled it ──► quantised, in the form of the kernel
              compared here, bit by bit ▲      its columns, as the kernel multiplies by them ▲
@@ -42,8 +42,8 @@ class Weight(NamedTuple):
 
 @dataclass
 class QuantisedLayers:
-    """Of one swap on one rank. ``complete``: numbers are compared before they are quantised, all of
-    them; otherwise a sample."""
+    """Comparison of one swap on one rank. ``complete``: numbers are compared before they are
+    quantised, all of them; otherwise a sample."""
 
     notes: Readback
     weights: RankWeights
