@@ -223,8 +223,22 @@ async def play(environment: Environment, task: EnvironmentTask, say: Say) -> Any
         raise EnvironmentFailed(reason, f"it raised {line}", trace=trace, full=full) from error
 
 
-def load(name: str) -> Environment:
-    """Raises BadEnvironment, with what is wrong with the name or with what it names."""
+ADAPTERS = {
+    "verifiers": "rollout_worker.environments.verifiers_adapter:Verifiers",
+    "openenv": "rollout_worker.environments.openenv_adapter:OpenEnv",
+}
+"""Classes of environments by the first part of a name, called with its rest and the options."""
+
+
+def load(name: str, options: Mapping[str, Any] | None = None) -> Environment:
+    """``options``: for the adapters. Raises BadEnvironment, with what is wrong with the name or
+    with what it names."""
+    kind, _, rest = name.partition(":")
+    if kind in ADAPTERS:
+        try:
+            return cast(Environment, find(ADAPTERS[kind])(rest, options or {}))
+        except Exception as error:  # Code of theirs is loaded, which may raise anything
+            raise _bad(name, " ".join(str(error).split())[:500]) from error
     try:
         target: Any = find(name)
     except NotFound as error:

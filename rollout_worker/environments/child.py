@@ -170,7 +170,7 @@ class _Tokenizer:
 def main() -> int:
     child = _Environments()
     try:
-        child.environment = load(child.given["name"])
+        child.environment = load(child.given["name"], child.given["options"])
     except BadEnvironment as error:
         child.send({"error": str(error)})
         return 2

@@ -43,8 +43,10 @@ _ANSWER_S = 1.0  # A process that does not answer for this long is blocked
 _MOST_DETAIL = 2000
 _ELSEWHERE = """
 import os, runpy, sys
-sys.path += sys.argv.pop(1).split(os.pathsep)
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+module, paths = sys.argv[1:3]
+del sys.argv[1:3]
+sys.path += paths.split(os.pathsep)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 """Runs our module under another interpreter. Its packages come first, ours after them."""
 
@@ -63,9 +65,9 @@ class EnvironmentProcess(UserProcess):
 
     def first(self) -> dict[str, Any]:
         rollout = self._config.rollout
-        limits = {"memory_mb": rollout.environment_memory_mb}
+        named = {"name": rollout.environment, "options": rollout.environment_options}
         config = self._config.model_dump(mode="json")
-        return {"name": rollout.environment, "config": config, **limits}
+        return {**named, "config": config, "memory_mb": rollout.environment_memory_mb}
 
     def command(self) -> tuple[str, ...]:
         python = self._config.rollout.environment_python

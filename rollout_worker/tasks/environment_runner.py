@@ -70,7 +70,8 @@ class EnvironmentRunner:
         if config.rollout.environment_processes:
             self._environments = EnvironmentProcesses(config)
         else:
-            self._environments = EnvironmentThread(load(config.rollout.environment or ""))
+            environment = load(config.rollout.environment or "", config.rollout.environment_options)
+            self._environments = EnvironmentThread(environment)
 
     async def start(self, engine: Engine, host: str = "127.0.0.1") -> None:
         """``engine`` is started; ``host``: address at which others reach this machine. Raises

@@ -99,8 +99,10 @@ class RolloutConfig(Section):
     """Tokens after which an unfinished sequence is stored, so that another worker can continue it.
     Set it (256) if a sequence takes minutes. 0: only a leaving worker stores."""
     environment: Annotated[str | None, Fixed("groups in flight come from it")] = None
-    """Environment that produces completions in several turns: package.module:function
-    (docs/environments.md)."""
+    """Environment that produces completions in several turns: package.module:function,
+    verifiers:NAME or openenv:URL (docs/environments.md)."""
+    environment_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of an environment of verifiers or OpenEnv."""
     environment_processes: NonNegative = 0
     """Processes of each rollout worker in which environments run, so that they may compute. 0: all
     of them run in one thread of the worker."""
@@ -155,6 +157,16 @@ class RolloutConfig(Section):
             raise ValueError(
                 "rollout.environment needs rollout.max_context: set it to the longest transcript "
                 "(prompt and all turns), in tokens"
+            )
+        kind = self.environment.partition(":")[0]
+        if self.environment_options and kind not in ("verifiers", "openenv"):
+            raise ValueError("rollout.environment_options are read by verifiers and openenv only")
+        if kind == "verifiers" and not self.openai:
+            raise ValueError("verifiers uses the model's endpoint: set rollout.openai = true")
+        if kind == "verifiers" and self.openai_host != "127.0.0.1":
+            raise ValueError(
+                "verifiers trusts no certificate but public ones: leave rollout.openai_host = "
+                '"127.0.0.1", its sandboxes reach the model through the worker'
             )
         if not self.environment_processes and (
             self.environment_memory_mb or self.environment_python
