@@ -58,14 +58,14 @@ class QuantisedLayers:
         keeps what they were given any longer."""
         from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-        methods = {
+        methods: dict[int, Any] = {
             id(method): method
             for layer in model.modules()
             if isinstance(method := getattr(layer, "quant_method", None), QuantizeMethodBase)
             and not type(method).__name__.startswith("Unquantized")
         }
         for method in methods.values():
-            method.process_weights_after_loading = self._quantise(method)  # type: ignore[method-assign]
+            method.process_weights_after_loading = self._quantise(method)
         try:
             yield
         finally:
