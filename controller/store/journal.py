@@ -63,9 +63,11 @@ return (string.match(info, 'aof_buffer_length:(%d+)') or '0') == '0' and 1 or 0
 """)
 
 # KEYS: journal, snapshot, term, staged snapshot. ARGV: term, its last piece, position to trim
-# before, length of the pieces before that.
+# before, length of the pieces before that, position. A journal that has lost its end must not get a
+# snapshot of what it lacks: nobody could go on from there.
 _SNAPSHOT = Script("""
 if redis.call('GET', KEYS[3]) ~= ARGV[1] then return 0 end
+if #redis.call('XRANGE', KEYS[1], ARGV[5], ARGV[5]) == 0 then return 0 end
 if redis.call('STRLEN', KEYS[4]) ~= tonumber(ARGV[4]) then return -1 end
 redis.call('APPEND', KEYS[4], ARGV[2])
 redis.call('PERSIST', KEYS[4])
@@ -213,7 +215,7 @@ class Journal:
                 await self._stage_snapshot(staged, length, last)
                 length += len(last)
             last = piece
-        if not await self._set_snapshot(last, term, trim_before, staged, length):
+        if not await self._set_snapshot(last, term, trim_before, staged, length, at.entry):
             raise Deposed("snapshot refused")
 
     # ---- Redis ----------------------------------------------------------------------------
@@ -291,14 +293,14 @@ class Journal:
         _raise_failure(await pipe.execute(raise_on_error=False))
 
     async def _set_snapshot(
-        self, last: str, term: int, trim_before: str, staged: str, length: int
+        self, last: str, term: int, trim_before: str, staged: str, length: int, at: str
     ) -> bool:
         """``last``: the piece after the ``length`` characters that are staged."""
         key = self._keys.staged_snapshot(staged)
         kept = await _SNAPSHOT.run(
             self._redis,
             [self._keys.journal, self._keys.snapshot, self._keys.term, key],
-            [str(term), last, trim_before, length],
+            [str(term), last, trim_before, length, at],
         )
         if kept == -1:
             raise ConnectionError("the staged snapshot is gone: Redis was replaced meanwhile")

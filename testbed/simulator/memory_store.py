@@ -144,9 +144,9 @@ class MemoryRedis:
         return self.entries[at : at + count]
 
     def save(self, data: str, term: int, trim_before: str) -> bool:
-        if term != self.term:
-            return False
         raw = json.loads(data)
+        if term != self.term or raw["at"][1] > len(self.entries):
+            return False
         state = json.dumps(raw["state"], separators=(",", ":"))
         self.saved(raw["at"][1], state, raw["observed"])
         self.snapshots.append(data)
@@ -268,7 +268,7 @@ class MemoryJournal(Journal):
         return await self._link.call(lambda: next(reversed(self._link.redis.snapshots), None))
 
     async def _set_snapshot(
-        self, last: str, term: int, trim_before: str, staged: str, length: int
+        self, last: str, term: int, trim_before: str, staged: str, length: int, at: str
     ) -> bool:
         assert not length, "snapshots of the simulator fit into one piece"
         return await self._link.call(self._link.redis.save, last, term, trim_before)

@@ -164,6 +164,11 @@ async def test_a_reader_notices_that_it_was_trimmed_off(redis: Any) -> None:
     assert (await j.load_snapshot()) == LedgerSnapshot(at, {}, 1.0)
     with pytest.raises(Deposed):
         await j.save_snapshot(LedgerSnapshot(at, {}, 2.0), term=term - 1, trim_before="")
+    lost = await append(j, at, term, "b6")
+    await redis.xdel(KEYS.journal, lost.entry)  # as by a failover of Redis
+    with pytest.raises(Deposed):
+        await j.save_snapshot(LedgerSnapshot(lost, {}, 3.0), term=term, trim_before="")
+    assert (await j.load_snapshot()) == LedgerSnapshot(at, {}, 1.0)
 
 
 @pytest.fixture

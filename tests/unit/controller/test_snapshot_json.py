@@ -34,7 +34,7 @@ class StoredJournal(Journal):
         self.pieces += 1
 
     async def _set_snapshot(
-        self, last: str, term: int, trim_before: str, staged: str, length: int
+        self, last: str, term: int, trim_before: str, staged: str, length: int, at: str
     ) -> bool:
         assert length == len(self.staged)
         self.text = self.staged + last
