@@ -247,7 +247,10 @@ class PolicyWorker:
     def follow(self, directive: worker_pb2.Directive) -> None:
         """One move towards the state that ``directive`` describes."""
         self.out.serve()
-        mesh = self.control.mesh
+        # That may have taken its time, and a grant of an earlier leader may be lost since.
+        if (newest := self.control.directive) is None:
+            return
+        directive, mesh = newest, self.control.mesh
         if not self.take_turn(directive):
             if mesh is None or mesh.epoch != self.epochs.formed:
                 self.leave()

@@ -133,14 +133,12 @@ class Cluster:
     def occupies(self, seat: str, worker_id: str, incarnation: int, grant: int) -> None:
         """The worker begins to use the devices of its seat."""
         users, living = self.users_of(seat), self.oracle.living
-        # One that was declared dead while it runs learns it with its next directive; so does one
-        # whose grant is lost with the end of the journal.
-        granted = self.oracle.seats.granted
-        known = living.get(worker_id) == incarnation and grant in granted
-        for name, (number, taken) in users.items():
-            there = living.get(name) == number and self.workers[name].alive and taken in granted
+        for name, (number, _) in users.items():
+            # One that was declared dead while it runs learns it with its next directive.
+            there = living.get(name) == number and self.workers[name].alive
             alike = not name.startswith("policy") and not worker_id.startswith("policy")
-            if name != worker_id and there and known and not alike:
+            here = living.get(worker_id) == incarnation
+            if name != worker_id and there and here and not alike:
                 raise Violation(f"{worker_id} uses {seat}, and so does {name}")
         users[worker_id] = incarnation, grant
         self.oracle.counts["unparked"] += 1

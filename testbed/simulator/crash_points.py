@@ -16,7 +16,7 @@ from paceline.dataset.data_order import DataSource, shares
 from paceline.v1 import admin_pb2
 from testbed.simulator.cluster import Shape
 from testbed.simulator.faults import with_slow_groups
-from testbed.simulator.turn_faults import Doom, arm
+from testbed.simulator.turn_faults import Doom, arm, lend_often
 from testbed.simulator.world import World
 
 LATEST_S = 40.0
@@ -153,11 +153,17 @@ def run_crash_points(seed: int, *, trace: bool = False, sources: bool = False) -
     return world
 
 
-def run_turn_point(doom: Doom, seed: int) -> World:
-    """A run whose workers take turns, struck once at a moment of a turn. Raises Violation."""
+def run_turn_point(doom: Doom, seed: int, *, lends: bool = False) -> World:
+    """A run whose workers take turns, struck once at a moment of a turn. Raises Violation.
+    ``lends``: the devices of three pairs are lent, and change their sides all the time."""
     rng = random.Random(f"{seed} {doom}")
     shape = draw_shape(rng)
-    world = World(seed, replace(shape, seats=2, policy=rng.choice([1, 2])))
+    if lends:
+        spec = replace(shape.spec, bounds={"training_seats": 1}, steps=shape.spec.steps + 4)
+        world = World(seed, replace(shape, spec=spec, seats=3, policy=3, rollout=3))
+        lend_often(world, rng.uniform(0.4, 1.5), LATEST_S)
+    else:
+        world = World(seed, replace(shape, seats=2, policy=rng.choice([1, 2])))
     arm(world, [doom], LATEST_S, rng)
     world.run(quiet_after=LATEST_S)
     return world

@@ -17,9 +17,8 @@ class SeatOracle:
         self.holders: dict[str, tuple[str, int, int]] = {}
         """Worker, incarnation and grant, by seat."""
         self.asked: set[str] = set()
-        self.strays: dict[str, tuple[str, int]] = {}
-        """Who uses a seat under a grant that is lost."""
-        self.granted: set[int] = set()
+        self.strays: set[str] = set()
+        """Who may use a seat under a grant that is lost."""
         self.newest = 0
         self.turns = 0
 
@@ -41,11 +40,10 @@ class SeatOracle:
                 holder = self.holders.get(event.seat)
                 if holder is not None and not holder[0].startswith(str(event.role)):
                     self.asked.add(event.seat)
+            case ev.TermBegun():
+                self.strays = {worker for worker in self.seats if not self._holds(worker)}
             case ev.SeatAsked():
-                if event.stray:
-                    self.strays[event.seat] = event.stray, event.incarnation
-                if event.seat in self.holders:
-                    self.asked.add(event.seat)
+                self.asked.add(event.seat)
             case ev.SeatGranted():
                 return self._granted(event)
             case ev.SeatReturned():
@@ -60,15 +58,17 @@ class SeatOracle:
                 return f"epoch {event.epoch} is formed with {away}, who are parked" * bool(away)
         return ""
 
-    def _seated(self, worker_id: str) -> bool:
+    def _holds(self, worker_id: str) -> bool:
         seat, incarnation = self.seats.get(worker_id, ("", 0))
-        holds = self.holders.get(seat, ())[:2] == (worker_id, incarnation)
-        return not seat or (holds and seat not in self.asked)
+        return self.holders.get(seat, ())[:2] == (worker_id, incarnation)
+
+    def _seated(self, worker_id: str) -> bool:
+        seat = self.seats.get(worker_id, ("", 0))[0]
+        return not seat or (self._holds(worker_id) and seat not in self.asked)
 
     def _gone(self, worker_id: str) -> None:
         seat, incarnation = self.seats.pop(worker_id, ("", 0))
-        if self.strays.get(seat) == (worker_id, incarnation):
-            del self.strays[seat]
+        self.strays.discard(worker_id)
         if self.holders.get(seat, ())[:2] == (worker_id, incarnation):
             del self.holders[seat]
             self.asked.discard(seat)
@@ -78,22 +78,21 @@ class SeatOracle:
             return f"{e.seat} is given to {e.worker_id}, who is dead or has another seat"
         if e.seat in self.holders:
             return f"{e.seat} of {self.holders[e.seat]} is given to {e.worker_id}"
-        device = e.seat.partition(":")[0]
-        for seat, (name, *_) in (self.holders | self.strays).items():
-            if seat.partition(":")[0] == device and _side(name) != _side(e.worker_id):
-                return f"{e.seat} is given to {e.worker_id} while {name} uses its devices"
+        self.strays.discard(e.worker_id)
+        for name in (*self.strays, *(worker for worker, *_ in self.holders.values())):
+            seat, device = self.seats[name][0], e.seat.partition(":")[0]
+            strange = seat.partition(":")[0] == device and _side(name) != _side(e.worker_id)
+            if strange or seat == e.seat:
+                return f"{e.seat} is given to {e.worker_id} while {name} may use its devices"
         if e.grant <= self.newest:
             return f"grant {e.grant} follows {self.newest}"
-        if self.strays.pop(e.seat, who := (e.worker_id, e.incarnation)) != who:
-            return f"{e.seat} is given to {e.worker_id} while another uses it"
         self.newest = e.grant
-        self.granted.add(e.grant)
         self.holders[e.seat] = e.worker_id, e.incarnation, e.grant
         return ""
 
     def _returned(self, e: ev.SeatReturned) -> str:
-        if self.strays.get(e.seat) == (e.worker_id, e.incarnation):
-            del self.strays[e.seat]
+        if e.worker_id in self.strays and self.seats[e.worker_id] == (e.seat, e.incarnation):
+            self.strays.remove(e.worker_id)
             return ""
         if self.holders.get(e.seat) != (e.worker_id, e.incarnation, e.grant):
             return f"{e.seat} of {self.holders.get(e.seat)} is returned by {e}"

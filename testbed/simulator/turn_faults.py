@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from controller.ledger import events as ev
 from controller.services import admin
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import TRAINING
@@ -21,22 +22,22 @@ class Doom:
     whom: str
     """worker: itself; partner: the others at its devices; leader; tail: of the journal."""
     role: str
-    act: str  # park or unpark
-    moment: str  # before, in or after
+    act: str  # park, unpark; or that its seat is lent to its side (loan), returned, or granted
+    moment: str  # before, in or after; of what the journal has: in, as the entry lands, or after
 
     def __str__(self) -> str:
         return f"{self.whom} {self.moment} {self.act} of {self.role}"
 
 
+WHOM, BOTH = ("worker", "partner", "leader", "tail"), ("policy", "rollout")
 DOOMS = [
     Doom(*each)
-    for each in product(
-        ("worker", "partner", "leader", "tail"),
-        ("policy", "rollout", "scorer"),
-        ("park", "unpark"),
-        ("before", "in", "after"),
-    )
+    for each in product(WHOM, (*BOTH, "scorer"), ("park", "unpark"), ("before", "in", "after"))
 ]
+LOANS = [
+    Doom(*each) for each in product(WHOM, BOTH, ("loan", "return", "grant"), ("in", "after"))
+]
+"""Moments of the journal."""
 
 
 def with_turns(shape: Shape, share: float) -> Shape:
@@ -59,7 +60,8 @@ def plan_turns(world: World, until: float) -> None:
     rng = random.Random(f"turns {world.shape.spec.seed}")
     arm(world, rng.sample(DOOMS, rng.choice([0, 1, 2, 4])), until, rng)
     for _ in range(rng.choice([1, 3, 8]) if world.shape.spec.bounds else 0):
-        world.timeline.after(rng.uniform(0.5, until), _lend, world, rng)
+        training = rng.randrange(1, world.shape.seats)
+        world.timeline.after(rng.uniform(0.5, until), lend, world, f"lend-{rng.random()}", training)
     for _ in range(rng.choice([0, 5, 20])):
         world.timeline.after(rng.uniform(0.5, until), _lie, world, rng)
 
@@ -68,23 +70,50 @@ def arm(world: World, dooms: Sequence[Doom], until: float, rng: random.Random) -
     """Each of ``dooms`` strikes once, at its moment of the first turn or of the second."""
     left = {doom: rng.choice([0, 1]) for doom in dooms}
 
-    def turning(worker: Process, act: str, moment: str) -> bool:
-        here = (worker.name.partition("-")[0], act, moment)
+    def due(worker_id: str, act: str, moment: str) -> Doom | None:
+        here = (worker_id.partition("-")[0], act, moment)
         doom = next((d for d in left if (d.role, d.act, d.moment) == here), None)
         if doom is None or world.timeline.now > until:
-            return False
+            return None
         left[doom] -= 1
         if left[doom] >= 0:
-            return False
+            return None
         del left[doom]
-        world.oracle.counts[f"struck in a turn: {doom.whom}"] += 1
+        return doom
+
+    def turning(worker: Process, act: str, moment: str) -> bool:
+        if (doom := due(worker.name, act, moment)) is None:
+            return False
         _strike(world, worker, doom.whom, rng)
         return doom.whom == "worker"
 
-    world.turning = turning
+    def landed() -> None:
+        for event in world.redis.entries[-1].events:
+            match event:
+                case ev.SeatLent():
+                    act, name = "loan", f"{event.role}-{event.seat.rpartition('/')[2]}"
+                case ev.SeatReturned():
+                    act, name = "return", event.worker_id
+                case ev.SeatGranted():
+                    act, name = "grant", event.worker_id
+                case _:
+                    continue
+            for moment, delay in ("in", 0.0), ("after", rng.uniform(0.0, 0.3)):
+                if doom := due(name, act, moment):
+                    world.timeline.after(delay, strike, name, doom.whom)
+
+    def strike(name: str, whom: str) -> None:
+        worker = world.workers[name]
+        if whom == "worker":
+            world.crash(worker)
+        _strike(world, worker, whom, rng)
+
+    world.turning, world.watch = turning, landed
 
 
 def _strike(world: World, worker: Process, whom: str, rng: random.Random) -> None:
+    """``worker`` itself is ended by the caller."""
+    world.oracle.counts[f"struck in a turn: {whom}"] += 1
     if whom == "leader":
         world.crash_controller(world.redis.leader or "controller-0", rng.uniform(0.3, 2.0))
     elif whom == "tail" and not world.oracle.finished:
@@ -97,23 +126,32 @@ def _strike(world: World, worker: Process, whom: str, rng: random.Random) -> Non
                 world.crash(other)
 
 
-def _lend(world: World, rng: random.Random) -> None:
+def lend_often(world: World, every_s: float, until: float) -> None:
+    """One pair trains and two do, in turn."""
+    for n in range(int(until / every_s)):
+        world.timeline.after(n * every_s, lend, world, f"lend-{n}", 1 + n % 2)
+
+
+def lend(world: World, request_id: str, training: int) -> None:
     """Somebody, or the policy, wants so many pairs to train."""
-    request_id, desired = f"lend-{rng.random()}", {TRAINING: rng.randrange(1, world.shape.seats)}
+    desired = {TRAINING: training}
     world.ask(admin.scale, admin_pb2.ScaleRequest(request_id=request_id, desired=desired))
     world.oracle.counts["lent"] += 1
 
 
 def _lie(world: World, rng: random.Random) -> None:
     """A worker names another's grant, one that is over, or one that never was. That it has parked
-    under its own grant, or under a later one that may be lost, nobody could know better."""
-    seats = list(world.oracle.ledger.state.fleet.seats.by_name.values())
-    liars = [w for w in world.workers.values() if w.alive and w.seat and w.incarnation]
-    if seats and liars:
-        liar, grant = rng.choice(liars), rng.choice(seats).grant + rng.choice([-1, 0, 2000])
-        who, parked = (liar.name, liar.incarnation), rng.random() < 0.7
-        # Its grant may be on its way to it, and a later one may be lost.
-        believed = parked and any(s.holder == who and grant >= s.grant for s in seats)
-        if grant > 0 and grant != liar.directive.seat.grant and not believed:
+    under its own grant, of which it may not have heard yet, or under one that the journal may have
+    lost, nobody could know better."""
+    state = world.oracle.ledger.state
+    seats = state.fleet.seats.by_name
+    liars = [w for w in world.workers.values() if w.alive and w.seat in seats and w.incarnation]
+    if liars:
+        liar = rng.choice(liars)
+        grant = rng.choice(list(seats.values())).grant + rng.choice([-1, 0, 2000])
+        own, parked = seats[liar.seat], rng.random() < 0.7
+        doubtful = own.grant <= grant < state.term or grant == liar.directive.seat.grant
+        hides = parked and not liar.parked and own.holder != (liar.name, liar.incarnation)
+        if grant > 0 and grant != own.grant and not doubtful and not hides:
             liar.says((grant, parked))
             world.oracle.counts["lies about seats"] += 1

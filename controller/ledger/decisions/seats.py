@@ -18,6 +18,9 @@ If seats are lent (``Seats.training``), each has a role of its own. A replica wh
 for leaves the mesh after its step, and joins again once it has it back. If the only replica with
 the newest state is parked, its seat goes back to training. A seat whose worker of its side has died
 or leaves does not count, and goes to the other side. The last seat that is left is held in turn.
+
+A failover of Redis may lose grants. So a new leader gives a seat to nobody before all others who
+may use it have said that they have parked (``Seat.strays``), or are dead.
 """
 
 from collections.abc import Mapping
@@ -87,31 +90,34 @@ def _successor(s: State, seat: Seat) -> Worker | None:
 
 
 def _in_use(s: State, seat: Seat, worker: Worker) -> bool:
-    """True if a stray has the seat, or the other side something at its devices."""
+    """True if a stray may have the seat, or the other side something at its devices."""
     alike = [other for other in s.fleet.seats.by_name.values() if other.device == seat.device]
-    users = (who for other in alike for who in (other.holder, other.stray) if who is not None)
+    users = {who for other in alike for who in (other.holder, *other.strays) if who is not None}
     strange = any(s.fleet.workers[name].role.side is not worker.role.side for name, _ in users)
-    return strange or seat.stray not in (None, worker.who)
+    return strange or bool({*seat.strays} - {worker.who})
 
 
 @of_worker
-def report_seat(d: Decider, now: float, worker: Worker, grant: int, parked: bool) -> None:
+def report_seat(
+    d: Decider, now: float, worker: Worker, grant: int, parked: bool, seen_term: int
+) -> None:
     """A worker says under which grant it uses its seat, or has parked. What does not concern the
-    present grant of its holder changes nothing."""
+    present grant of its holder changes nothing.
+
+    ``seen_term``: of the newest directive that it has: an older one may still give it the seat."""
     s = d.state
     seat = s.fleet.seats.by_name.get(worker.seat)
     if seat is None or s.over:
         return
     lost = seat.grant < grant < s.term
     returns = parked and seat.holder == worker.who and (grant == seat.grant or lost)
-    if (returns and seat.asked) or (parked and seat.stray == worker.who):
+    harmless = parked and worker.who in seat.strays and seen_term >= s.term
+    if (returns and seat.asked) or harmless:
         d.emit(ev.SeatReturned(seat.name, *worker.who, seat.grant, now))
         d.settle_fleet(now)
-    elif lost and not parked and worker.who not in (seat.holder, seat.stray):
-        d.emit(ev.SeatAsked(seat.name, LOST, now, *worker.who))
-    elif seat.holder is None:
         return
-    elif not seat.asked and (returns or seat.grant < grant) and max(grant, seat.grant) < s.term:
+    forgotten = (returns or seat.grant < grant) and max(grant, seat.grant) < s.term
+    if seat.holder is not None and not seat.asked and forgotten:
         # Only a new term can have lost a grant, or that it was asked for. The holder by the ledger
         # may have parked, and would never use the seat under its grant again.
         d.emit(ev.SeatAsked(seat.name, LOST, now))

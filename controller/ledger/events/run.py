@@ -48,6 +48,7 @@ class TermBegun(Event):
         s.leader = self.controller_id
         s.terms += 1
         s.failovers += self.failover
+        s.fleet.doubt_grants()
 
 
 @event()

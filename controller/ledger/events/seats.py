@@ -69,15 +69,9 @@ class SeatAsked(Event):
     seat: str
     why: str
     t: float
-    stray: str = ""  # Another worker, which uses the devices under a grant that is lost
-    incarnation: int = 0
 
     def apply(self, s: State) -> None:
-        seat = s.fleet.seats.by_name[self.seat]
-        if self.stray:
-            seat.stray = self.stray, self.incarnation
-        if seat.holder is not None:
-            seat.ask(self.t, self.why)
+        s.fleet.seats.by_name[self.seat].ask(self.t, self.why)
 
 
 @event(listed=False, wakes=LEASES | {Topic.PLAN})
@@ -100,7 +94,8 @@ class SeatGranted(Event):
 
 @event(listed=False)
 class SeatReturned(Event):
-    """The holder, or the stray, has parked: it uses none of the devices any more."""
+    """The holder has parked, or a stray: it uses none of the devices any more. After a failover all
+    but the holder may be strays."""
 
     seat: str
     worker_id: str
@@ -110,7 +105,7 @@ class SeatReturned(Event):
 
     def apply(self, s: State) -> None:
         seat = s.fleet.seats.by_name[self.seat]
-        if seat.stray == (self.worker_id, self.incarnation):
-            seat.stray = None
+        if (who := (self.worker_id, self.incarnation)) in seat.strays:
+            seat.clear(who)
         else:
             seat.free(self.t, f"{self.worker_id} has parked")

@@ -176,6 +176,13 @@ class Fleet:
         seat = self.seats.by_name.get(worker.seat)
         return seat is None or (seat.holder == worker.who and not seat.asked)
 
+    def doubt_grants(self) -> None:
+        """The journal may have lost its end: anybody with a seat may be using it."""
+        living = [w for role in Role for w in self.living(role)]
+        for seat in self.seats.by_name.values():
+            others = (w.who for w in living if w.seat == seat.name and w.who != seat.holder)
+            seat.strays = tuple(others)
+
     @property
     def may_form(self) -> bool:
         """The members of the newest epoch may form another one: with turns once all of them hold

@@ -28,9 +28,9 @@ class Seat:
     holder: Holder | None = None
     grant: int = 0  # Number of its newest grant; 0: it was never granted
     asked: bool = False  # The holder is asked to return it
-    stray: Holder | None = None
-    """It uses the devices under a grant that the journal has lost: nobody gets them before it has
-    parked."""
+    strays: tuple[Holder, ...] = ()
+    """Others than the holder. Each may use the devices under a grant that the journal has lost:
+    nobody else gets them before it has told this term's leader that it has parked."""
     role: Role | None = None  # Lending: the side that it is lent to
     since: float = 0.0  # Time of the newest of these changes. Unix seconds; 0: it is not known.
     why: str = ""  # Reason of that change
@@ -41,7 +41,7 @@ class Seat:
         return self.name.partition(":")[0]
 
     def give(self, holder: Holder, grant: int, t: float, why: str) -> None:
-        self.holder, self.grant, self.asked, self.stray = holder, grant, False, None
+        self.holder, self.grant, self.asked, self.strays = holder, grant, False, ()
         self.since, self.why = t, why
 
     def ask(self, t: float, why: str) -> None:
@@ -50,6 +50,10 @@ class Seat:
     def free(self, t: float, why: str) -> None:
         self.holder, self.asked = None, False
         self.since, self.why = t, why
+
+    def clear(self, stray: Holder) -> None:
+        """It does not use the devices."""
+        self.strays = tuple(other for other in self.strays if other != stray)
 
 
 @dataclass(slots=True)
@@ -89,7 +93,6 @@ class Seats:
             return
         if seat.holder == holder:
             seat.free(t, f"{holder[0]} has left")
-        elif seat.stray == holder:
-            seat.stray = None
+        seat.clear(holder)
         if name not in others:
             del self.by_name[name]

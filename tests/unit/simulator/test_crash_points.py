@@ -11,7 +11,7 @@ from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from testbed.simulator.crash_points import ROLES, run_crash_points, run_turn_point
 from testbed.simulator.oracle import Violation
-from testbed.simulator.turn_faults import DOOMS
+from testbed.simulator.turn_faults import DOOMS, LOANS, WHOM, Doom
 
 CHUNKS = 4
 RUNS = 200
@@ -55,13 +55,32 @@ def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("whom", ["worker", "partner", "leader", "tail"])
-def test_no_row_is_skipped_or_trained_twice_at_any_moment_of_a_park_or_an_unpark(whom: str) -> None:
-    """Of either holder: before, in and after it."""
+@pytest.mark.parametrize("lends", [False, True])
+@pytest.mark.parametrize("whom", WHOM)
+def test_no_row_is_skipped_or_trained_twice_at_any_moment_of_a_turn_or_of_a_loan(
+    whom: str, lends: bool
+) -> None:
+    """Of either side: before, in and after a park and an unpark; and as it is journalled that a
+    seat is lent, returned or granted."""
+    dooms = [doom for doom in [*DOOMS, *LOANS * lends] if doom.whom == whom]
     counts: Counter[str] = Counter()
-    for doom in (doom for doom in DOOMS if doom.whom == whom):
-        counts += run_turn_point(doom, 0).oracle.counts
-    assert counts[f"struck in a turn: {whom}"] == 12
+    for doom in dooms:
+        counts += run_turn_point(doom, 0, lends=lends).oracle.counts
+    assert counts[f"struck in a turn: {whom}"] == len(dooms) == (24 if lends else 12)
+
+
+@pytest.mark.parametrize(
+    ("doom", "seed", "lends"),
+    [
+        # A new leader granted a seat before it had heard who used it under a grant that was lost.
+        (Doom("tail", "rollout", "unpark", "before"), 3, False),
+        (Doom("tail", "policy", "unpark", "before"), 5, True),
+        # A snapshot of entries that were lost meanwhile was stored: no leader could go on from it.
+        (Doom("tail", "policy", "return", "in"), 1, True),
+    ],
+)
+def test_turns_that_once_failed(doom: Doom, seed: int, lends: bool) -> None:
+    run_turn_point(doom, seed, lends=lends)
 
 
 @pytest.mark.parametrize("seed", [237, 269])
