@@ -75,6 +75,7 @@ def test_no_row_is_skipped_or_trained_twice_at_any_moment_of_a_turn_or_of_a_loan
         # A new leader granted a seat before it had heard who used it under a grant that was lost.
         (Doom("tail", "rollout", "unpark", "before"), 3, False),
         (Doom("tail", "policy", "unpark", "before"), 5, True),
+        (Doom("tail", "policy", "park", "before"), 3, False),
         # A snapshot of entries that were lost meanwhile was stored: no leader could go on from it.
         (Doom("tail", "policy", "return", "in"), 1, True),
     ],
