@@ -34,9 +34,7 @@ DOOMS = [
     Doom(*each)
     for each in product(WHOM, (*BOTH, "scorer"), ("park", "unpark"), ("before", "in", "after"))
 ]
-LOANS = [
-    Doom(*each) for each in product(WHOM, BOTH, ("loan", "return", "grant"), ("in", "after"))
-]
+LOANS = [Doom(*each) for each in product(WHOM, BOTH, ("loan", "return", "grant"), ("in", "after"))]
 """Moments of the journal."""
 
 
