@@ -153,8 +153,8 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
         )
         seat, stays = report.seat, leader.ledger.state.fleet.current(*current.key) is not None
         if report.HasField("seat") and stays:
-            said = seat.grant, seat.parked, report.seen_term
-            leader.decide(cmd.report_seat(*current.key, *said))
+            said = cmd.report_seat(*current.key, seat.grant, seat.parked, report.seen_term)
+            leader.decide(said)
     directive = leader.sessions.refresh(current)
     if directive is not None:
         await leader.group_commit.durable()
