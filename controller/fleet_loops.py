@@ -73,6 +73,7 @@ class Autoscaling:
             await asyncio.sleep(SAMPLE_S)
             if state.paused or state.phase is not Phase.OPEN:
                 self._samples.clear()
+                self._lending.paused()
                 continue
             self.sample(state)
             if state.versions.step == self._step:

@@ -27,6 +27,7 @@ class Lending:
     def __init__(self, leader: Leader, *, steps: int) -> None:
         self._leader = leader
         self._lender = Lender(steps=steps)
+        self._evaluated = False  # During this step
         self._sides: dict[str, Role | None] = {}
         self._moving: dict[str, float | None] = {}
         """Time of each loan under way, by seat; None: its worker starts, and it had no other side.
@@ -35,6 +36,7 @@ class Lending:
     def sample(self, state: State) -> None:
         """Times the loans: from the decision until the worker has what it needs to work."""
         now, seats = self._leader.clock.monotonic(), state.fleet.seats.by_name
+        self._evaluated |= bool(state.evals.rounds)
         for seat in seats.values():
             if (before := self._sides.get(seat.name)) is not seat.role:
                 self._moving[seat.name] = None if before is None else now
@@ -45,23 +47,27 @@ class Lending:
         self._sides = {name: seat.role for name, seat in seats.items()}
         self._moving = {name: begun for name, begun in self._moving.items() if name in seats}
 
+    def paused(self) -> None:
+        """Loans under way wait for more than the switch, and are not timed."""
+        self._moving = dict.fromkeys(self._moving)
+
     async def committed(self, state: State, waits: Waits) -> None:
         """``waits``: of the step that was committed."""
         seats, step = state.fleet.seats, state.versions.step
         now = Split(seats.to_train, len(seats.by_name) - seats.to_train)
-        if not now.training:
-            return  # its workers come or go
+        evaluated, self._evaluated = self._evaluated, False
+        if not now.training or evaluated:
+            return  # its workers come or go, or a part of them was busy with other work
         left_s = (state.run.steps - step) * state.steps.metrics.get("step_s", 0.0)
         # The next step may have taken its groups with this commit.
         ready = (len(state.tasks.ready) + state.tasks.in_step) / state.run.groups_per_step
         seen = Measured(waits, ready, left_s)
-        settled = not self._moving and not state.evals.rounds
-        self._lender.observe(now, seen, settled=settled)
+        self._lender.observe(now, seen, settled=not self._moving)
         if (move := self._lender.move) is None:
             return
         counts, expected = {TRAINING: move.split.training}, {TRAINING: seats.training}
-        # A retry, by any leader, has the same request id.
-        request = f"lend-step{step}-{move.split.training}"
+        # A retry, by any leader, has the same request id. After a rollback steps come again.
+        request = f"lend-v{state.versions.version}-{move.split.training}"
         event(
             log, "lending", **counts, gain=move.gain, why=move.why, switch_s=self._lender.switch_s
         )

@@ -70,7 +70,8 @@ def best_move(now: Split, seen: Measured, switch_s: float, least: float) -> Move
     moved = best.training - now.training
     wanted = seen.ready_steps >= 1.0 if moved > 0 else seen.ready_steps < 1.0
     pairs = now.training + now.generating
-    pays = gain * seen.left_s * pairs >= LEAST_RETURN * abs(moved) * switch_s
+    won_s = (1.0 - rate(now) / rate(best)) * seen.left_s
+    pays = won_s * pairs >= LEAST_RETURN * abs(moved) * switch_s
     if gain < least or not (wanted and pays):
         return None
     why = f"replicas wait for groups {starved:.0%} of the time"

@@ -194,11 +194,12 @@ def _seats(s: State) -> Iterator[str]:
     sides = {(seat.device, holder.role.side) for seat, holder in held}
     if len(sides) > len({device for device, _ in sides}):
         yield f"both sides hold seats of one device: {sorted(sides)}"
+    doubtful = {seat.device for seat in seats.by_name.values() if seat.strays}
     for worker in s.fleet.members():
         if (step := s.steps.open) is None or s.fleet.occupies(worker):
             continue
         # After a failover it gets the seat back once all others who may use it have parked.
-        if (seat := seats.by_name[worker.seat]).holder is not None or not seat.strays:
+        if (seat := seats.by_name[worker.seat]).holder is not None or seat.name not in doubtful:
             yield f"{worker.worker_id} of open step {step.step} does not hold its seat"
     if wrong := {w.seat for w in living} - {""} ^ set(seats.by_name):
         yield f"seats {sorted(wrong)} are not those of living workers"

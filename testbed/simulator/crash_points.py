@@ -163,7 +163,8 @@ def run_turn_point(doom: Doom, seed: int, *, lends: bool = False) -> World:
         world = World(seed, replace(shape, spec=spec, seats=3, policy=3, rollout=3))
         lend_often(world, rng.uniform(0.4, 1.5), LATEST_S)
     else:
-        world = World(seed, replace(shape, seats=2, policy=rng.choice([1, 2])))
+        scorers = int(doom.role == "scorer")
+        world = World(seed, replace(shape, seats=2, policy=rng.choice([1, 2]), scorers=scorers))
     arm(world, [doom], LATEST_S, rng)
     world.run(quiet_after=LATEST_S)
     return world

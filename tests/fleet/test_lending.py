@@ -1,11 +1,10 @@
-"""Three pairs whose devices are lent, on the CPU, as a user starts them. A wrong split is mended, and
-kills inside a loan lose nothing."""
+"""Three pairs whose devices are lent, on the CPU, as a user starts them: a wrong split moves by
+itself, `paceline scale` steers, and kills inside a loan lose nothing."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from paceline.observe.vocabulary import EventType
 from testbed.faults import failpoints
 from testbed.fleets.launched_fleet import Event, LaunchedFleet
 from testbed.fleets.local_run import paceline
@@ -15,30 +14,139 @@ from tests.fleet.test_turns import assert_one_holder
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 TRAINS, GENERATES = "policy", "rollout"
+LENT = "host/1"
 
 
-class Lending(LaunchedFleet):
-    """Generation takes most of a step, and two of three pairs train at first. The pair that changes
-    its side is always the second one."""
+class LentFleet(LaunchedFleet):
+    """Of three pairs two train at first, although generation takes most of the time. It is the
+    second pair that changes its side."""
 
     def settled(self, limit_s: float = 90.0) -> None:
-        """Each seat has a holder of its side that works, and so go steps."""
-        self.until(self._works, limit_s)
+        """Every seat is held by a worker of its side, which works."""
+        self.until(self._at_work, limit_s)
         self.steps(1)
 
-    def _works(self) -> bool:
-        status, living = self.status(), self.workers()
-        holders = [living.get(seat.holder) for seat in status.seats if not seat.asked]
-        return len(status.workers) >= 6 and [seat.role for seat in status.seats] == [
-            worker.role for worker in holders if worker is not None and worker.version >= 0
-        ]
+    def _at_work(self) -> bool:
+        living, seats = self.workers(), self.status().seats
+        holders = [living.get(seat.holder) for seat in seats if not seat.asked]
+        roles = [w.role for w in holders if w is not None and w.version >= 0]
+        return len(seats) == 3 and len(living) == 6 and roles == [seat.role for seat in seats]
 
-    def side(self) -> str:
-        """Of the second pair."""
-        return self.status().seats[1].role
+    def lent(self, event: Event) -> bool:
+        return event["type"] == "SeatLent" and event["seat"].endswith("/1")
 
-    def ask(self, side: str) -> None:
-        told = paceline(
-            "scale", f"training={2 if side == TRAINS else 1}", "--run-dir", str(self.run_dir)
+    def lend(self, side: str) -> None:
+        """Asks for it, as a user does."""
+        count = f"training={2 if side == TRAINS else 1}"
+        told = paceline("scale", count, "--run-dir", str(self.run_dir))
+        assert told.returncode == 0 and "pairs train" in told.stdout, told
+
+    def be_lent_to(self, side: str) -> None:
+        """Until the second pair is at work on this side."""
+        if self.status().seats[1].role != side:
+            self.lend(side)
+            self.until(lambda: self.status().seats[1].role == side)
+        self.settled()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LentFleet]]:
+    def started() -> LentFleet:
+        return LentFleet(
+            tmp_path_factory.mktemp("lent"),
+            fleet={
+                "controllers": 2,
+                "policy": 3,
+                "rollout": 3,
+                "sharing": "lend",
+                "training_pairs": 2,
+                "autoscale_steps": 3,
+            },
+            train={"max_staleness": 1, "checkpoint_every": 3},
+            rollout={"max_tokens": 48, "max_sequences": 4},
         )
-        assert told.returncode == 0, told.stdout + told.stderr
+
+    fleet = Shared(started)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def fleet(shared: Shared[LentFleet], request: pytest.FixtureRequest) -> Iterator[LentFleet]:
+    running = shared.get()
+    running.settled()
+    yield running
+    if shared.after(request.node):
+        running.mark()
+        assert_one_holder([event for _, event in running.tail.events])
+        running.assert_sound()
+
+
+def test_a_wrong_split_moves_by_itself_to_a_better_one_and_a_user_can_move_it_back(
+    fleet: LentFleet,
+) -> None:
+    _, event, at = fleet.first(lambda e: e["type"] == "TrainingSeatsSet", 0, 120.0)
+    assert event["seats"] == 1 and event["why"].startswith("replicas wait for groups")
+    fleet.settled()
+    assert [seat.role for seat in fleet.status().seats] == [TRAINS, GENERATES, GENERATES]
+    fleet.lend(TRAINS)
+    _, event, at = fleet.first(lambda e: e["type"] == "TrainingSeatsSet", at)
+    assert event["seats"] == 2 and event["why"] == "by request"
+    *_, at = fleet.first(lambda e: fleet.lent(e) and e["role"] == TRAINS, at)
+    fleet.first(lambda e: e["type"] == "SeatGranted" and e["worker_id"] == "policy-1", at)
+
+
+@pytest.mark.parametrize(
+    ("side", "victim", "instant"),
+    [
+        (TRAINS, "rollout-1", "parking"),
+        (GENERATES, "policy-1", "parking"),
+        *(
+            pytest.param(side, victim, instant, marks=pytest.mark.long)
+            for side, victim, instants in (
+                (TRAINS, "rollout-1", ("park", "parked")),
+                (TRAINS, "policy-1", ("unpark", "state_transfer")),
+                (GENERATES, "policy-1", ("park", "parked")),
+                (GENERATES, "rollout-1", ("unpark",)),
+            )
+            for instant in instants
+        ),
+    ],
+)
+def test_a_worker_that_is_killed_inside_a_loan_costs_the_others_nothing(
+    fleet: LentFleet, side: str, victim: str, instant: str
+) -> None:
+    other = GENERATES if side == TRAINS else TRAINS
+    if instant in ("unpark", "state_transfer"):
+        fleet.be_lent_to(side)  # its first turn loads the model
+    fleet.be_lent_to(other)
+    before, at = fleet.pids(), fleet.mark()
+    fallen = failpoints.fall(fleet.armed, before[victim], instant)
+    fleet.lend(side)
+    fallen(60.0)
+    fleet.first(lambda e: e["type"] == "WorkerRegistered" and e["worker_id"] == victim, at)
+    fleet.steps(3)
+    assert {name for name, pid in fleet.pids().items() if pid != before[name]} == {victim}
+
+
+@pytest.mark.parametrize(
+    ("victim", "instant"),
+    [
+        ("leader", "SeatReturned"),
+        pytest.param("leader", "SeatLent", marks=pytest.mark.long),
+        pytest.param("leader", "SeatGranted", marks=pytest.mark.long),
+        pytest.param("policy-0", "SeatGranted", marks=pytest.mark.long),
+    ],
+)
+def test_a_loan_goes_on_if_the_leader_or_the_other_trainer_is_killed(
+    fleet: LentFleet, victim: str, instant: str
+) -> None:
+    fleet.be_lent_to(GENERATES)
+    victim = fleet.status().leader if victim == "leader" else victim
+    before, at = fleet.pids(), fleet.mark()
+    fleet.lend(TRAINS)
+    *_, at = fleet.first(lambda e: e["type"] == instant and e["seat"].endswith("/1"), at)
+    fleet.send(victim)
+    fleet.first(lambda e: e["type"] == "SeatGranted" and e["worker_id"] == "policy-1", 0)
+    fleet.steps(3)
+    assert {name for name, pid in fleet.pids().items() if pid != before[name]} <= {victim}

@@ -10,7 +10,9 @@ from controller.fleet.autoscale_policy import Waits
 from controller.fleet.lend_policy import Lender, Measured, Split, best_move
 from controller.ledger import decisions as cmd
 from controller.ledger import events as ev
+from controller.ledger.state.evals import EvalRound
 from controller.lending import Lending
+from paceline.ids import Step
 from tests.unit.ledger.test_seats import lent, obey
 
 LONG_S = 1e6
@@ -31,6 +33,7 @@ def measured(starved: float, throttled: float, ready: float, left_s: float = LON
         (Split(3, 1), measured(0.8, 0.0, 1.5), None),  # groups wait: it is not generation
         (Split(1, 3), measured(0.0, 0.8, 0.5), None),  # none wait: it is not training
         (Split(3, 1), measured(0.8, 0.0, 0.2, left_s=1.0), None),  # it would not pay any more
+        (Split(3, 1), measured(0.8, 0.0, 0.2, left_s=15.0), None),  # twice as fast saves half of it
     ],
 )
 def test_the_best_split(now: Split, seen: Measured, best: Split | None) -> None:
@@ -124,6 +127,31 @@ def test_training_gets_a_pair_although_its_next_step_has_taken_the_ready_groups(
         loop.run.do(loop.commands[0])
     loop.run.do(cmd.scale("somebody else", {"training": 1}))
     assert loop.run.do(loop.commands[0]) == "2 of 3 pairs train"
+
+
+def test_steps_of_evaluations_are_left_out_and_do_not_keep_devices_from_moving() -> None:
+    loop = Lent()
+    loop.sample()
+    for step in range(12):
+        evaluates = step % 2 == 0
+        if evaluates:
+            loop.run.state.evals.rounds[0] = EvalRound(Step(0), 1, ())
+            loop.sample()
+            loop.run.state.evals.rounds.clear()
+        loop.step(Waits(0.9, 0.0) if evaluates else Waits(0.0, 0.6))
+    assert loop.commands, "it is measured between the evaluations"
+
+
+def test_a_loan_that_a_pause_holds_up_is_not_timed() -> None:
+    loop = Lent()
+    loop.sample()
+    loop.run.do(cmd.scale("a", {"training": 2}))
+    loop.sample()
+    loop.lending.paused()
+    loop.run.now += 3600.0
+    obey(loop.run)
+    loop.sample()
+    assert loop.lending._lender.switch_s == 0.0
 
 
 def test_only_a_change_of_sides_is_timed_and_no_cold_start() -> None:
