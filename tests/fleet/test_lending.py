@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.observe.fleet_file import FleetRecord
+from paceline.rpc.client import ControlPlaneUnavailable
 from testbed.faults import failpoints
 from testbed.fleets.launched_fleet import Event, LaunchedFleet
 from testbed.fleets.local_run import paceline
@@ -27,7 +29,13 @@ class LentFleet(LaunchedFleet):
         self.steps(1)
 
     def _at_work(self) -> bool:
-        living, seats = self.workers(), self.status().seats
+        record = FleetRecord.read(self.run_dir)
+        if record is None or len(record.processes) < self.expected:
+            return False
+        try:
+            living, seats = self.workers(), self.status().seats
+        except ControlPlaneUnavailable:
+            return False
         holders = [living.get(seat.holder) for seat in seats if not seat.asked]
         roles = [w.role for w in holders if w is not None and w.version >= 0]
         return len(seats) == 3 and len(living) == 6 and roles == [seat.role for seat in seats]

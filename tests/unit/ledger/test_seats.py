@@ -431,6 +431,8 @@ def test_who_dies_around_a_scorers_turn_leaves_the_devices_to_the_others(
         if run.directive(worker).seat.grant and not run.directive(worker).seat.hold:
             park(run, worker)
     seats = run.state.fleet.seats
+    for name, _ in [who for seat in seats.by_name.values() for who in seat.strays]:
+        say(run, name, 0)  # The new leader has not heard yet that it uses nothing
     if seats.turn is Role.ROLLOUT:
         assert (holder(run), holder(run, "h/0:s0")) == ("r0", "s0")
     else:
@@ -445,7 +447,6 @@ def test_a_scorer_under_a_grant_that_redis_has_lost_keeps_the_replica_away() -> 
     park(run, "s0")
     run.do(cmd.begin_term(grant + 100, "controller-2"))
     say(run, "s0", grant + 50, parked=False)
-    assert run.names() == ["SeatAsked"]
     park(run, "r0")
     assert not holder(run)
     say(run, "s0", grant + 50)
