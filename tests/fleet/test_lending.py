@@ -16,7 +16,6 @@ from tests.fleet.test_turns import assert_one_holder
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 TRAINS, GENERATES = "policy", "rollout"
-LENT = "host/1"
 
 
 class LentFleet(LaunchedFleet):
@@ -37,11 +36,12 @@ class LentFleet(LaunchedFleet):
         except ControlPlaneUnavailable:
             return False
         holders = [living.get(seat.holder) for seat in seats if not seat.asked]
-        roles = [w.role for w in holders if w is not None and w.version >= 0]
-        return len(seats) == 3 and len(living) == 6 and roles == [seat.role for seat in seats]
+        able = [w.worker_id for w in holders if w is not None and w.version >= 0]
+        sides = [worker_id.partition("-")[0] for worker_id in able]
+        return len(living) == 6 and len(sides) == 3 and sides == [seat.role for seat in seats]
 
     def lent(self, event: Event) -> bool:
-        return event["type"] == "SeatLent" and event["seat"].endswith("/1")
+        return event["type"] == "SeatLent" and event["seat"].endswith("-1")
 
     def lend(self, side: str) -> None:
         """Asks for it, as a user does."""
@@ -153,7 +153,7 @@ def test_a_loan_goes_on_if_the_leader_or_the_other_trainer_is_killed(
     victim = fleet.status().leader if victim == "leader" else victim
     before, at = fleet.pids(), fleet.mark()
     fleet.lend(TRAINS)
-    *_, at = fleet.first(lambda e: e["type"] == instant and e["seat"].endswith("/1"), at)
+    *_, at = fleet.first(lambda e: e["type"] == instant and e["seat"].endswith("-1"), at)
     fleet.send(victim)
     fleet.first(lambda e: e["type"] == "SeatGranted" and e["worker_id"] == "policy-1", 0)
     fleet.steps(3)
