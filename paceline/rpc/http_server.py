@@ -2,10 +2,15 @@
 
 Anyone who reaches the port can connect. A connection has ``REQUEST_S`` to complete a request; at
 ``most_connections`` a new one takes the place of the one that has waited longest without a request,
-and if all have one, is answered with 503. More protection is a reverse proxy's: docs/security.md.
+and if all have one, is answered with 503. As many, and at most a quarter of the open files, may be
+in their handshakes of TLS; a further one ends the oldest. More protection is a reverse proxy's:
+docs/security.md.
 """
 
 import asyncio
+import contextlib
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from paceline.process.files import open_files_limit
 
 REQUEST_S = 15
+BUSY_S = 0.1
 
 
 class Connection(H11Protocol):
@@ -69,11 +75,59 @@ class Connection(H11Protocol):
 
 
 class Http(uvicorn.Server):
-    """Server that leaves signal handling to the role."""
+    """Server that leaves signal handling to the role, and bounds handshakes of TLS, which the event
+    loop's own listener does not."""
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, limit: int) -> None:
+        super().__init__(config)
+        self._tls, self._limit = tls, limit
+        self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}  # the oldest first
+        self._accepting: list[asyncio.Task[None]] = []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        for bound in sockets or ():
+            bound.setblocking(False)
+        accepting = (self._accept(bound, self._tls) for bound in sockets or ())
+        self._accepting = [asyncio.create_task(each) for each in accepting]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in [*self._accepting, *self._handshakes.values()]:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    async def _accept(self, bound: socket.socket, tls: ssl.SSLContext) -> None:
+        while True:
+            try:
+                client, _ = await asyncio.get_running_loop().sock_accept(bound)
+            except OSError:
+                await asyncio.sleep(BUSY_S)  # no open file is left
+                continue
+            if len(self._handshakes) >= self._limit:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._handshakes[client] = asyncio.create_task(self._greet(client, tls))
+            await asyncio.sleep(0)  # accepting alone would not yield in a flood
+
+    async def _greet(self, client: socket.socket, tls: ssl.SSLContext) -> None:
+        def connection() -> Connection:
+            return Connection(self.config, self.server_state, {})
+
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            await loop.connect_accepted_socket(
+                connection, client, ssl=tls, ssl_handshake_timeout=REQUEST_S
+            )
+        self._handshakes.pop(client, None)
 
 
 def http_server(
@@ -86,6 +140,10 @@ def http_server(
     """``most_connections``: at most a quarter of the process's open files; None: half of them."""
     files = open_files_limit()
     limit = min(most_connections, files // 4) if most_connections else files // 2
+    tls = None
+    if tls_cert is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(tls_cert, tls_key)
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -99,7 +157,5 @@ def http_server(
         limit_concurrency=limit + 1,
         timeout_keep_alive=REQUEST_S,
         timeout_graceful_shutdown=1,
-        ssl_certfile=tls_cert,
-        ssl_keyfile=tls_key,
     )
-    return Http(config)
+    return Http(config, tls, min(limit, files // 4))
