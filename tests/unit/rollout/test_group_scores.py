@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from paceline.process import waits
 from paceline.prompt_tokenizer import Prompt
 from paceline.rpc.auth import TOKEN_VARIABLE
 from rollout_worker.engine.base import Completion, Finish
-from rollout_worker.generated_group import GeneratedGroup
+from rollout_worker.generated_group import GeneratedGroup, SharedPath
 from rollout_worker.rewards.scoring import Scores
 from rollout_worker.tasks.group_scores import GroupScores, ScorerFailed
 from scorer_worker.scorer import Item, NoScore, Score, Unavailable
@@ -216,6 +217,27 @@ async def test_columns_are_checked_against_the_tokens(answer: Answer, why: str) 
         with pytest.raises(ScorerFailed, match=why):
             async with asyncio.timeout(LIMIT_S):
                 await scores.columns(group(4), None)
+
+
+async def test_a_branch_is_scored_after_the_tokens_that_it_shares() -> None:
+    """A reward is that of the sequence with the newest turn. A path of its own has a first token
+    that nothing predicts."""
+    shared = [SharedPath(0, np.array(ids, np.int32), "p") for ids in ([1, 2, 0], [])]
+    turns = [[(0, 2), (2, 4), (1, 3)]]
+    made = replace(group(3, 4, 5), branches=[None, *shared], turn_ends=turns)
+    asked: list[tuple[list[int], int]] = []
+
+    async def ones(items: Sequence[Item]) -> list[Score]:
+        asked.extend((item.prompt_tokens.tolist(), len(item.tokens)) for item in items)
+        return [np.ones(len(item.tokens), np.float32) for item in items]
+
+    async with asyncio.timeout(LIMIT_S), scored_by(config(kind="logprobs"), ones) as (scores, _):
+        (columns,) = (await scores.columns(made, None)).values()
+    assert sorted(asked) == [([0], 4), ([1, 2], 3), ([1, 2, 0], 4)]
+    found = [np.frombuffer(column, "<f4").tolist() for column in columns]
+    assert found == [[1.0] * 3, [1.0] * 4, [0.0, *[1.0] * 4]]
+    async with asyncio.timeout(LIMIT_S), scored_by(config(), lengths) as (scores, _):
+        assert scored(await scores.rewards(made, "7", functions(1), NAMED)) == [4.0]
 
 
 async def test_a_caller_without_the_token_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
