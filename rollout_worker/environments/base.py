@@ -111,18 +111,9 @@ class Sample(Protocol):
         ...
 
 
-class Say(Protocol):
-    def __call__(
-        self,
-        said: Said,
-        branch: int,
-        after: int | None,
-        *,
-        max_tokens: int | None,
-        stop: Sequence[str],
-    ) -> Awaitable[Turn]:
-        """See Conversation.say and Conversation.branch."""
-        ...
+Say = Callable[..., Awaitable[Turn]]
+"""Takes what is said, the number of the branch and that of the turn that it goes on from (or None),
+and by name max_tokens and stop. See Conversation.branch and Conversation.say."""
 
 
 @dataclass(frozen=True, slots=True)
