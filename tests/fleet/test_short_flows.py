@@ -237,7 +237,7 @@ def test_an_agent_that_compacts_and_asks_sub_agents_is_trained_whoever_dies_in_m
         model={"path": str(make_chat_model(tmp_path / "chat")), "dtype": "float32"},
         data={"chat": True, "max_prompt_tokens": 60},
         reward={"processes": 0},
-        train={"skip_zero_advantage": False, "max_staleness": 0, "eval_every": 6},
+        train={"steps": 4, "skip_zero_advantage": False, "max_staleness": 0, "eval_every": 4},
         rollout={
             "environment": "tests.fixtures.openai_agents:compacts",
             "openai": True,
@@ -249,7 +249,7 @@ def test_an_agent_that_compacts_and_asks_sub_agents_is_trained_whoever_dies_in_m
     up.kill("rollout-0")
     steps = of_kind(finished(up), "step")
     assert [event["worker_id"] for event in up.events("WorkerDied")] == ["rollout-0"]
-    assert len(steps) == 6
+    assert len(steps) == 4
     for step in steps:
         assert (step["samples"], step["sequences_per_sample"]) == (16, 4)
         assert step["logprob_gap_max"] < 1e-3
