@@ -75,11 +75,8 @@ class ToolCall(NamedTuple):
 
 def chat_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     """A call in the form of a chat message."""
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,13 +45,8 @@ from rollout_worker.environments.base import (
 )
 from rollout_worker.environments.conversation import FULL, Conversation
 from rollout_worker.openai_server import messages_api, responses_api
-from rollout_worker.openai_server.messages_api import CountedRequest, MessagesReply, MessagesRequest
-from rollout_worker.openai_server.replies import (
-    INVALID,
-    UNSUPPORTED,
-    ApiError,
-    ChatReply,
-)
+from rollout_worker.openai_server.messages_api import MessagesReply, MessagesRequest
+from rollout_worker.openai_server.replies import INVALID, UNSUPPORTED, ApiError, ChatReply
 from rollout_worker.openai_server.requests import ChatRequest, Translated, answered, place_of
 from rollout_worker.openai_server.responses_api import ResponsesReply, ResponsesRequest
 
@@ -188,7 +183,7 @@ class ChatServer:
     async def count(self, request: Request) -> Response:
         """Tokens of the messages as a first prompt: a turn that was sampled may have others."""
         conversation = request.scope["conversation"]
-        asked = await _parse(request, CountedRequest)
+        asked = await _parse(request, messages_api.CountedRequest)
         self._check_model(asked.model)
         try:
             prompt = conversation.tokenizer.opening(asked.conversation(), asked.tools)
