@@ -132,17 +132,14 @@ def memory_plan(config: Config, shape: ModelShape, scorers: Shapes = NONE) -> li
     plans = [_policy(config, shape), *([] if config.recorded else [_rollout(config, shape)])]
     if not config.takes_turns:
         return plans
-    policy, engine = (PARKED + plan.gpu.get("communicators", 0) for plan in plans)
-    counts = scorers_of_a_pair(config)
+    parked = [PARKED + plan.gpu.get("communicators", 0) for plan in plans]
+    counts, room = scorers_of_a_pair(config), scorer_room(config, scorers)
+    policy = replace(plans[0], beside=parked[1] + PARKED * sum(counts.values()))
+    engine = replace(plans[1], beside=parked[0] + room)
     scored = [_scorer(config, name, scorers[name]) for name in counts if name in scorers]
-    room = scorer_room(config, scorers)
-    plans = [
-        replace(plans[0], beside=engine + PARKED * sum(counts.values())),
-        replace(plans[1], beside=policy + room),
-    ]
-    # Of scorers one has its weights and its activations in ``room``.
-    others = policy + sum(plans[1].gpu.values()) + PARKED + room
-    return plans + [replace(s, beside=others - sum(s.gpu.values()) - PARKED) for s in scored]
+    others = engine.beside + sum(engine.gpu.values())  # and PARKED, as this one has in ``room``
+    scored = [replace(plan, beside=others - sum(plan.gpu.values())) for plan in scored]
+    return [policy, engine, *scored]
 
 
 def scorers_of_a_pair(config: Config) -> dict[str, int]:

@@ -42,26 +42,18 @@ def worker_index(worker_id: str) -> int:
     return int(worker_id.rpartition("-")[2])
 
 
-def partner_of(config: Config, worker_id: str) -> str:
-    """A worker that has the same device in turn: the other one of a pair, or the replica of the
-    pair that a scorer is beside. Empty if it shares none. Scorers are dealt round to the pairs."""
-    pool, name = pool_of_worker(worker_id), scorer_of(pool_of_worker(worker_id))
-    if name in config.scorers.by_name and config.scorer_shares(name):
-        return worker_name(POLICY, worker_index(worker_id) % config.fleet.policy)
-    if not config.takes_turns or pool not in (POLICY, ROLLOUT):
-        return ""
-    return worker_name(ROLLOUT if pool == POLICY else POLICY, worker_index(worker_id))
-
-
-def device_of(config: Config, worker_id: str) -> str:
-    """Name of the device that workers have in turn; empty for others."""
-    partner = partner_of(config, worker_id)
-    return f"seat-{worker_index(partner)}" if partner else ""
+def pair_of(config: Config, worker_id: str) -> int | None:
+    """Number of the pair whose device the worker has in turn; None if it shares none. Scorers are
+    dealt round to the pairs of [fleet]."""
+    pool, scorer = pool_of_worker(worker_id), scorer_of(pool_of_worker(worker_id))
+    if scorer in config.scorers.by_name and config.scorer_shares(scorer):
+        return worker_index(worker_id) % config.fleet.policy
+    return worker_index(worker_id) if config.takes_turns and pool in (POLICY, ROLLOUT) else None
 
 
 def share_device(config: Config, worker_id: str, other: str) -> bool:
-    device = device_of(config, worker_id)
-    return worker_id == other or (device != "" and device == device_of(config, other))
+    pair = pair_of(config, worker_id)
+    return worker_id == other or (pair is not None and pair == pair_of(config, other))
 
 
 def seat_of(config: Config, worker_id: str, scorer: str = "") -> str:
@@ -76,8 +68,9 @@ def seat_of(config: Config, worker_id: str, scorer: str = "") -> str:
             f'--id {worker_id}: fleet.sharing = "{config.fleet.sharing}" pairs policy-N with '
             "rollout-N and scorer-NAME-N. Give a worker that you start yourself such a name"
         )
-    device = device_of(config, worker_id)
-    return f"{device}:{worker_id}" if scorer else device
+    pair = pair_of(config, worker_id)
+    seat = "" if pair is None else f"seat-{pair}"
+    return f"{seat}:{worker_id}" if scorer else seat
 
 
 def desired_workers(config: Config) -> dict[str, int]:

@@ -30,12 +30,11 @@ from paceline.worker_pools import (
     ROLLOUT,
     SCORER,
     desired_workers,
-    partner_of,
+    pair_of,
     pool_of_worker,
     role_of,
     scorer_of,
     share_device,
-    worker_index,
     worker_name,
 )
 
@@ -84,7 +83,7 @@ def workers_with_spares(config: Config) -> dict[str, int]:
 def gpus_needed(config: Config) -> int:
     """GPUs of all workers of [fleet], spares included. Those that take turns need them once."""
     counts = workers_with_spares(config)
-    pools = [p for p in counts if p == POLICY or not partner_of(config, worker_name(p, 0))]
+    pools = [p for p in counts if p == POLICY or pair_of(config, worker_name(p, 0)) is None]
     return sum(counts[pool] * gpus_of_worker(config, pool) for pool in pools)
 
 
@@ -158,8 +157,9 @@ class Placement:
 
     def _first(self, pool: str, index: int) -> WorkerPlace:
         """The place of a worker that [fleet] names, which takes it."""
-        if pool != POLICY and (partner := partner_of(self._config, worker_name(pool, index))):
-            beside = self._places[partner]
+        pair = pair_of(self._config, worker_name(pool, index))
+        if pool != POLICY and pair is not None:
+            beside = self._places[worker_name(POLICY, pair)]
             return replace(beside, gpus=beside.gpus[: self._needs[pool]])
         if not self._needs[pool]:
             node = self._load.index(min(self._load))
@@ -192,8 +192,9 @@ class Placement:
 
     def _beyond(self, pool: str, index: int) -> WorkerPlace | None:
         """The place of a worker beyond those of [fleet], from its own number alone."""
-        if pool != POLICY and (partner := partner_of(self._config, worker_name(pool, index))):
-            place = self.of(POLICY, worker_index(partner))
+        pair = pair_of(self._config, worker_name(pool, index))
+        if pool != POLICY and pair is not None:
+            place = self.of(POLICY, pair)
             return place and replace(place, gpus=place.gpus[: self._needs[pool]])
         if not self._needs[pool]:
             return WorkerPlace(index % self._nodes)

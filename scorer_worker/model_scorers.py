@@ -118,15 +118,20 @@ class ModelScorer(BatchedScorer):
         if not self.parked:
             self._model.to(self._device)
 
-    def take(self) -> None:
-        if self._memory.parked:
-            self._memory.unpark()
-        else:  # its first turn: the model is where it was loaded, in host memory
-            in_its_room(self._device, lambda: self._model.to(self._device))
+    async def park(self) -> None:
+        await self.device_use.acquire()
+        model = self._model
+        await self.in_thread(self._memory.copy, [], [*model.parameters(), *model.buffers()])
+        await self.in_thread(self._memory.park)
+        self.parked = True
 
-    def give_up(self) -> None:
-        self._memory.copy([], constant=[*self._model.parameters(), *self._model.buffers()])
-        self._memory.park()
+    async def unpark(self) -> None:
+        if self._memory.parked:
+            await self.in_thread(self._memory.unpark)
+        else:  # its first turn: the model is where it was loaded, in host memory
+            await self.in_thread(in_its_room, self._device, lambda: self._model.to(self._device))
+        self.parked = False
+        self.device_use.release()
 
     def compute(self, items: Sequence[Item]) -> list[Score]:
         with torch.inference_mode():

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from paceline.config.schema import Config
 from paceline.errors import BadInput, one_line
 
+T = TypeVar("T")
 Tokens = NDArray[np.int32]
 Score = float | NDArray[np.float32]
 """A number, or one for each token of the completion."""
@@ -115,7 +117,7 @@ class BatchedScorer(CompletionScorer):
     def __init__(self, batch_size: int, *, parked: bool = False) -> None:
         """``parked``: its first turn at the device has yet to come."""
         self._batch_size, self.parked = batch_size, parked
-        self._device_use = asyncio.Lock()
+        self.device_use = asyncio.Lock()
         """Held by a batch, or while it is parked."""
         self._queue: deque[Waiting] = deque()
         self._filled = asyncio.Event()
@@ -130,29 +132,14 @@ class BatchedScorer(CompletionScorer):
     def compute(self, items: Sequence[Item]) -> list[Score]:
         """In the model's thread, at most ``batch_size`` items."""
 
-    def give_up(self) -> None:
-        """In the model's thread."""
-        raise NotImplementedError
-
-    def take(self) -> None:
-        """In the model's thread."""
-        raise NotImplementedError
+    def in_thread(self, work: Callable[..., T], *given: Any) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
     async def start(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.load)
+        await self.in_thread(self.load)
         if self.parked:
-            await self._device_use.acquire()
+            await self.device_use.acquire()
         self._work = asyncio.create_task(self._compute_batches())
-
-    async def park(self) -> None:
-        await self._device_use.acquire()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.give_up)
-        self.parked = True
-
-    async def unpark(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.take)
-        self.parked = False
-        self._device_use.release()
 
     async def score(self, items: Sequence[Item]) -> list[Score]:
         for item in items:
@@ -191,12 +178,10 @@ class BatchedScorer(CompletionScorer):
 
     async def _compute(self, batch: list[Waiting]) -> bool:
         """False if several items together failed."""
-        async with self._device_use:
+        async with self.device_use:
             self.computing = True
             try:
-                scores = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._computed, [item for item, _ in batch]
-                )
+                scores = await self.in_thread(self._computed, [item for item, _ in batch])
             except Exception as error:
                 if len(batch) == 1 and not batch[0][1].done():
                     batch[0][1].set_exception(error)

@@ -220,8 +220,8 @@ class Trap:
     def _park(self) -> None:
         if policy := sys.modules.get("policy_worker.trainer"):
             self._before(policy.Trainer, "park")
-        elif scorer := sys.modules.get("scorer_worker.scorer"):
-            self._before(scorer.BatchedScorer, "park")
+        elif scorer := sys.modules.get("scorer_worker.model_scorers"):
+            self._before(scorer.ModelScorer, "park")
         else:
             self._before(_module("rollout_worker.turns").Turns, "_park")
 
