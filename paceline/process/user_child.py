@@ -113,7 +113,10 @@ class Child(ABC):
         self._shared = mmap.mmap(beat_fd, BEAT.size)
         os.close(beat_fd)
         if most := self.given.get("memory_mb"):
-            resource.setrlimit(resource.RLIMIT_DATA, (most << 20, most << 20))
+            # A lower limit of the machine's own stays.
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            limit = most << 20 if hard == resource.RLIM_INFINITY else min(hard, most << 20)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         self._files: list[tuple[int, int]] = []
         self._pid = os.getpid()
         self._serving: set[asyncio.Task[None]] = set()
