@@ -39,7 +39,8 @@ OF_STEP = (
     *("zero_variance_share", "uninformative_share", "prompts_truncated", "prompts_too_long"),
     *("rows_always_solved", "rows_never_solved", "ess", "response_tokens_mean"),
     *("late_response_tokens_mean", "masked_response_tokens_mean", "dropped_response_tokens_mean"),
-    *("uninformative_response_tokens_mean", "tokens_per_s", "samples_per_s", "step_s"),
+    *("uninformative_response_tokens_mean", "sequences_per_sample"),
+    *("tokens_per_s", "samples_per_s", "step_s"),
 )
 """Metrics of the newest step, which docs/metrics.md defines."""
 OF_WORKER = {

@@ -103,6 +103,11 @@ const SPECS = [
     unit: "tokens",
     floor: 0,
   },
+  {
+    title: "Sequences of a sample",
+    lines: [line("sequences_per_sample", "mean")],
+    onlyIfMeasured: true,
+  },
   { title: "Learning rate", lines: [line("lr", "rate")], floor: 0, onlyIfMeasured: true },
   { title: "Throughput", lines: [line("tokens_per_s", "tokens/s")], unit: "tokens/s", floor: 0 },
   {
