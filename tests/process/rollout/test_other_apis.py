@@ -11,7 +11,7 @@ import pytest
 from rollout_worker.environments.base import Endpoint, EnvironmentTask, Sample
 from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import TOOLS, make_chat_model
-from tests.fixtures.environment_fixture import lease_of, staged
+from tests.fixtures.environment_fixture import lease_of, staged, texts_of
 from tests.fixtures.openai_agents import agent, ask
 from tests.process.rollout.test_openai_endpoint import seen
 from tests.process.rollout.test_openai_tools import CALL, SETTINGS, calls_once, prompt_of
@@ -266,16 +266,28 @@ async def test_a_stream_that_ends_without_a_turn_raises(model: Path, api: str) -
 
 
 async def test_one_sample_may_be_spoken_to_in_several_apis(model: Path) -> None:
-    """A conversation is the same, whoever continues it."""
+    """A conversation is the same whoever continues it, and branches wherever it is rewritten."""
 
     async def chats(client: Any, task: EnvironmentTask) -> float:
-        reply = await ask(client, task, BEGIN)
-        history = [*BEGIN, {"role": "assistant", "content": reply.choices[0].message.content}]
-        options = request(RESPONSES, task, input=[*history, {"role": "user", "content": "more"}])
-        return float((await client.responses.create(**options)).output_text == "turn 2")
+        more = {"role": "user", "content": "more"}
+        text = (await ask(client, task, BEGIN)).choices[0].message.content
+        async with client_of(MESSAGES, task.openai) as other:
+            for said in (text, "summary"):
+                history = [*BEGIN, {"role": "assistant", "content": said}, more]
+                options = request(MESSAGES, task, messages=history)
+                text = (await other.messages.create(**options)).content[0].text
+        history += [{"role": "assistant", "content": text}, more]
+        options = request(RESPONSES, task, input=history)
+        return float((await client.responses.create(**options)).output_text == "turn 3")
 
     def count_up(prompt: str) -> str:
         return f"turn {prompt.count('[assistant]')}"
 
     async with staged(model, agent(chats), count_up, **SETTINGS) as stage:
-        assert (await stage.group()).completions[0].reward == 1.0
+        group = await stage.group()
+        more = "<eos>\n[user]more<eos>\n[assistant]"
+        assert [text for _, text in texts_of(stage, group)] == [
+            f"turn 1{more}turn 2<eos>",
+            f"summary{more}turn 2{more}turn 3<eos>",
+        ]
+        assert group.completions[0].reward == 1.0
