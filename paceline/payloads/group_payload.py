@@ -287,6 +287,8 @@ def _check_branches(completions: Sequence[rollout_pb2.Completion], paths: Paths)
         if parent == NOTHING and completion.loss_mask[:1] != b"\x00":
             what = f"completions[{number}]: its first token is trained"
             raise Invalid(f"{what}, and nothing is before it: loss_mask must be 0 there")
+        if parent == NOTHING and len(completion.tokens) == 4:
+            raise Invalid(f"completions[{number}] is a path of one token, which predicts nothing")
 
 
 def _check_scored(group: rollout_pb2.Group, scorers: Set[str]) -> None:

@@ -178,11 +178,11 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
     sample_of = np.repeat(np.arange(len(branches)), branches)
     reward = np.array([c.reward for c in completions], dtype=np.float64)
     trained = _joined(masks, np.uint8).astype(np.float32)
-    guessed = (parent < 0) & (trained[np.cumsum(length) - length] > 0)
+    guessed = (parent < 0) & ((trained[np.cumsum(length) - length] > 0) | (length == 1))
     refuse_groups(
         groups,
         np.unique(np.repeat(np.arange(len(groups)), sequences)[guessed]),
-        "the first token of a path is trained, and nothing predicts it",
+        "the first token of a path is trained, and nothing predicts it, or is the only one",
     )
     return TokenBatch(
         routes=routes,

@@ -126,6 +126,7 @@ MALFORMED: dict[str, Callable[[rollout_pb2.Group], None]] = {
     ),
     "a branch with an answer": lambda g: g.completions.append(branch_of(3, 4, answer="7")),
     "a first token that nothing predicts": lambda g: g.completions.append(branch_of(3, 0)),
+    "a path of one token": lambda g: g.completions.append(branch_of(3, 0, 1, loss_mask=b"\0")),
     "more branches than a sample has": lambda g: g.completions.extend([branch_of(3, 4)] * 1024),
 }
 
