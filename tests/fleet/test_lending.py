@@ -2,13 +2,14 @@
 itself, `paceline scale` steers, and kills inside a loan lose nothing."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from paceline.observe.fleet_file import FleetRecord
 from paceline.rpc.client import ControlPlaneUnavailable
 from testbed.faults import failpoints
-from testbed.fleets.launched_fleet import Event, LaunchedFleet
+from testbed.fleets.launched_fleet import LaunchedFleet
 from testbed.fleets.local_run import paceline
 from tests.fixtures.shared import Shared
 from tests.fleet.test_turns import assert_one_holder
@@ -19,8 +20,8 @@ TRAINS, GENERATES = "policy", "rollout"
 
 
 class LentFleet(LaunchedFleet):
-    """Of three pairs two train at first, although generation takes most of the time. It is the
-    second pair that changes its side."""
+    """Of three pairs two train at first, although generation takes most of the time. Once the first
+    one trains, it is the second one that changes its side."""
 
     def settled(self, limit_s: float = 90.0) -> None:
         """Every seat is held by a worker of its side, which works."""
@@ -40,8 +41,9 @@ class LentFleet(LaunchedFleet):
         sides = [worker_id.partition("-")[0] for worker_id in able]
         return len(living) == 6 and len(sides) == 3 and sides == [seat.role for seat in seats]
 
-    def lent(self, event: Event) -> bool:
-        return event["type"] == "SeatLent" and event["seat"].endswith("-1")
+    @property
+    def sides(self) -> list[str]:
+        return [seat.role for seat in self.status().seats]
 
     def lend(self, side: str) -> None:
         """Asks for it, as a user does."""
@@ -50,11 +52,15 @@ class LentFleet(LaunchedFleet):
         assert told.returncode == 0 and "pairs train" in told.stdout, told
 
     def be_lent_to(self, side: str) -> None:
-        """Until the second pair is at work on this side."""
-        if self.status().seats[1].role != side:
-            self.lend(side)
-            self.until(lambda: self.status().seats[1].role == side)
+        """Until the second pair is at work on this side, and the first one trains."""
         self.settled()
+        while (sides := self.sides) != [TRAINS, side, GENERATES]:
+            self.lend(TRAINS if sides.count(TRAINS) == 1 else GENERATES)
+            self.until(partial(self._differs, sides))
+            self.settled()
+
+    def _differs(self, sides: list[str]) -> bool:
+        return self.sides != sides
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +102,12 @@ def test_a_wrong_split_moves_by_itself_to_a_better_one_and_a_user_can_move_it_ba
     _, event, at = fleet.first(lambda e: e["type"] == "TrainingSeatsSet", 0, 120.0)
     assert event["seats"] == 1 and event["why"].startswith("replicas wait for groups")
     fleet.settled()
-    assert [seat.role for seat in fleet.status().seats] == [TRAINS, GENERATES, GENERATES]
+    assert fleet.sides.count(TRAINS) == 1
     fleet.lend(TRAINS)
     _, event, at = fleet.first(lambda e: e["type"] == "TrainingSeatsSet", at)
     assert event["seats"] == 2 and event["why"] == "by request"
-    *_, at = fleet.first(lambda e: fleet.lent(e) and e["role"] == TRAINS, at)
-    fleet.first(lambda e: e["type"] == "SeatGranted" and e["worker_id"] == "policy-1", at)
+    *_, at = fleet.first(lambda e: e["type"] == "SeatLent" and e["role"] == TRAINS, at - 1)
+    fleet.first(lambda e: e["type"] == "SeatGranted" and e["worker_id"].startswith(TRAINS), at)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +159,9 @@ def test_a_loan_goes_on_if_the_leader_or_the_other_trainer_is_killed(
     victim = fleet.status().leader if victim == "leader" else victim
     before, at = fleet.pids(), fleet.mark()
     fleet.lend(TRAINS)
+    lent = at
     *_, at = fleet.first(lambda e: e["type"] == instant and e["seat"].endswith("-1"), at)
     fleet.send(victim)
-    fleet.first(lambda e: e["type"] == "SeatGranted" and e["worker_id"] == "policy-1", 0)
+    fleet.first(lambda e: e["type"] == "SeatGranted" and e["worker_id"] == "policy-1", lent)
     fleet.steps(3)
     assert {name for name, pid in fleet.pids().items() if pid != before[name]} <= {victim}

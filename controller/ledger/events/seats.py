@@ -108,4 +108,5 @@ class SeatReturned(Event):
         if (who := (self.worker_id, self.incarnation)) in seat.strays:
             seat.clear(who)
         else:
-            seat.free(self.t, f"{self.worker_id} has parked")
+            # Of a loan the reason stays: it is shown for as long as the seat is lent.
+            seat.free(self.t, seat.why if seat.role else f"{self.worker_id} has parked")
