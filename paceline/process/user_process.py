@@ -41,6 +41,7 @@ class UserProcess(ABC):
     called after each call that has left the process, and once it is lost."""
 
     module: ClassVar[str]  # Of the child, which it runs
+    name: ClassVar[str]  # For people: "scoring process"
     what: ClassVar[str]  # The user's code, for people: "reward functions"
     writer: ClassVar[str]  # One of them: "a reward function"
     refusal: ClassVar[type[Exception]]  # Raised by ``start``, with one line
@@ -178,7 +179,7 @@ class UserProcess(ABC):
         if code == STREAMS_LOST:
             how = f"{self.writer} closed the descriptors that messages travel through"
         _, running = self.beat()
-        detail = self._hung or how or f"its process ended with status {code}"
+        detail = self._hung or how or f"the {self.name} ended with status {code}"
         for number, future in self._calls.items():
             if not future.done():
                 future.set_exception(self.loss(number, running, detail))
@@ -262,7 +263,7 @@ class UserProcessPool(Generic[P]):
 
     def _freed(self, process: P) -> None:
         if process.lost and process in self.processes and not self._closing:
-            event(logger, f"process of {process.what} lost, starting another", logging.WARNING)
+            event(logger, f"{process.name} lost, starting another", logging.WARNING)
             fresh = self.new()
             self.processes[self.processes.index(process)] = fresh
             task = asyncio.create_task(self._restart(process, fresh))
@@ -278,6 +279,6 @@ class UserProcessPool(Generic[P]):
                 break
             except (fresh.refusal, OSError) as error:
                 # The import succeeded before; perhaps the machine is out of memory. Calls wait.
-                event(logger, f"process of {old.what} does not start", logging.ERROR, error=error)
+                event(logger, f"{old.name} does not start", logging.ERROR, error=error)
                 await asyncio.sleep(RESTART_S)
         self._room.set()

@@ -53,6 +53,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 class EnvironmentProcess(UserProcess):
     module = "rollout_worker.environments.child"
+    name = "environment process"
     what = "rollout.environment"
     writer = "an environment"
     refusal = BadEnvironment

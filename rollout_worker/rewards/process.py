@@ -25,6 +25,7 @@ class ProcessLost(ScoringFailed):
 
 class ScoringProcess(UserProcess):
     module = "rollout_worker.rewards.child"
+    name = "scoring process"
     what = "reward functions"
     writer = "a reward function"
     refusal = RewardError
