@@ -72,6 +72,16 @@ def test_one_odd_measurement_and_a_switch_under_way_move_nothing() -> None:
         assert lender.move is None
 
 
+def test_the_steps_after_a_move_are_skipped() -> None:
+    lender, odd = Lender(steps=2), measured(0.6, 0.0, 0.0)
+    lender.observe(Split(3, 1), odd, settled=True)
+    moves = []
+    for _ in "the move", "skipped", "skipped", "a first", "measurement", "a second", "one":
+        lender.observe(Split(2, 2), odd, settled=True)
+        moves.append(lender.move is not None)
+    assert moves == [False] * 6 + [True]
+
+
 def test_a_move_back_must_gain_more() -> None:
     seen, split = measured(0.0, 0.09, 2.0), Split(30, 50)  # 5.5 % faster with two more that train
     first, back = Lender(steps=1), Lender(steps=1)

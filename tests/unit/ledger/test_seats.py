@@ -519,6 +519,17 @@ def test_the_only_replica_with_the_state_gets_its_seat_back() -> None:
     assert run.state.fleet.whole_mesh.names == ["p1"] and not run.state.fleet.whole_mesh.restore
 
 
+def test_the_only_replica_with_the_state_keeps_its_seat_until_another_has_it() -> None:
+    run = lent(training=2)
+    lose(run, "p1", "r1")  # the other one cannot be lent: nobody would generate there
+    run.register("p1", seat="h/1")
+    run.observe("p1")
+    run.do(cmd.scale("a", {"training": 1}))
+    assert sides(run) == "ttg"
+    run.observe("p1", state=0)
+    assert sides(run) == "gtg"
+
+
 def test_a_member_of_an_open_step_keeps_its_seat_until_the_commit() -> None:
     """A journal of before may have asked for it; without its vote the step would never end."""
     run = lent()
