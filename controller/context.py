@@ -35,7 +35,7 @@ from paceline.observe.projection import Projector
 from paceline.redis.client import parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.token_texts import TextDecoder
-from paceline.worker_pools import desired_workers
+from paceline.worker_pools import desired_workers, limits_of
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class ControllerContext:
             desired=desired_workers(config),
             data_digest=rows.digest,
             config_digest=self.run_digest,
-            bounds=config.fleet.bounds,
+            bounds=limits_of(config),
             late_groups=config.train.late_groups,
             max_nonfinite_steps=config.train.max_nonfinite_steps or 0,
             early_stop_evals=config.train.early_stop_evals,

@@ -156,9 +156,11 @@ def scorer_room(config: Config, scorers: Shapes) -> int:
 
 
 def fits_side_by_side(config: Config, shape: ModelShape, gpu: Gpu, scorers: Shapes = NONE) -> bool:
-    """True if a policy rank, an engine and ``scorers`` have room on one GPU at the same time."""
-    plans = memory_plan(config, shape)
-    plans += [_scorer(config, name, scorers[name]) for name in scorers]
+    """True if a policy rank, an engine and all workers of ``scorers`` have room on one GPU at the
+    same time."""
+    plans, counts = memory_plan(config, shape), config.scorer_workers
+    for name in scorers:
+        plans += counts[name] * [_scorer(config, name, scorers[name])]
     return sum(sum(plan.gpu.values()) + PARKED for plan in plans) <= gpu.bytes * RESERVE
 
 

@@ -42,10 +42,11 @@ def trainer_dtype(config: Config) -> str:
 
 
 def scorer_shapes(config: Config) -> dict[str, ModelShape]:
-    """Shapes of the models of scorers that may share devices, as language models, by name. Raises
-    BadInput."""
-    scorers = config.scorers.by_name.items()
-    return {n: read_shape(config, n) for n, s in scorers if s.path is not None and s.takes_turns}
+    """Shapes of the models of scorers, as language models, by name: with turns, of those that take
+    part. Raises BadInput."""
+    scorers, every = config.scorers.by_name.items(), not config.takes_turns
+    there = [name for name, s in scorers if s.path is not None and (every or s.takes_turns)]
+    return {name: read_shape(config, name) for name in there}
 
 
 def read_shape(config: Config, scorer: str = "") -> ModelShape:

@@ -79,6 +79,14 @@ def desired_workers(config: Config) -> dict[str, int]:
     return {POLICY: fleet.policy, ROLLOUT: fleet.rollout, **scorers}
 
 
+def limits_of(config: Config) -> dict[str, int]:
+    """The limits of [fleet], and the planned workers of each scorer at the devices of pairs: more
+    would find no memory there."""
+    counts = config.scorer_workers.items()
+    planned = {pool_of(SCORER, name): n for name, n in counts if config.scorer_shares(name)}
+    return config.fleet.bounds | {f"{pool}_planned": n for pool, n in planned.items()}
+
+
 def in_order(pools: Iterable[str]) -> list[str]:
     """Policy replicas first, then rollout workers, then scorers by name."""
     return sorted(pools, key=lambda pool: (ROLES.index(role_of(pool)), pool))

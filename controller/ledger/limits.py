@@ -10,8 +10,8 @@ MOST_WORKERS = 10_000
 
 def bounds_of(bounds: Mapping[str, int], pool: str) -> tuple[int, int]:
     """(least, most) desired workers of ``pool``."""
-    name = setting_of(pool)
-    return bounds.get(f"{name}_min", 1), bounds.get(f"{name}_max", MOST_WORKERS)
+    name, planned = setting_of(pool), bounds.get(f"{pool}_planned", MOST_WORKERS)
+    return bounds.get(f"{name}_min", 1), min(planned, bounds.get(f"{name}_max", MOST_WORKERS))
 
 
 def setting_of(pool: str) -> str:
@@ -36,6 +36,12 @@ def problem_of(bounds: Mapping[str, int], desired: Mapping[str, int], pools: Ite
             return f"there is no role {pool!r}: one of {', '.join(known)}"
         if not 1 <= count <= MOST_WORKERS:
             return f"{pool}={count}: at least 1, at most {MOST_WORKERS}"
+        if count > (planned := bounds.get(f"{pool}_planned", count)):
+            return (
+                f"{pool}={count}: the memory of the devices that its workers share with pairs was "
+                f"planned for {planned}. For more, raise fleet.scorers and start again, or give "
+                "them devices of their own (takes_turns = false)"
+            )
         least, most = bounds_of(bounds, pool)
         if count < least:
             return f"{pool}={count} is below fleet.{setting_of(pool)}_min = {least}"

@@ -100,8 +100,9 @@ class RunSpec(LiveSpec):
     config_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
     """Limits of the desired counts: policy_min, policy_max, rollout_min, rollout_max; an absent one
-    is no limit. rollout_spares: workers beside the desired ones, to stand by. training_seats: seats
-    that train at first, if seats are lent."""
+    is no limit. POOL_planned: workers of it that have room at devices of pairs. rollout_spares:
+    workers beside the desired ones, to stand by. training_seats: seats that train at first, if
+    seats are lent."""
     max_nonfinite_steps: int = 0
     recorded: bool = False
     """Completions are in the data: no worker loads weights, and no group is too old."""

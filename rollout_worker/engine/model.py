@@ -14,7 +14,7 @@ from paceline.config.model_files import Loaded, load_pretrained
 from paceline.config.schema import Config
 from paceline.config.sections.inputs import LoraConfig
 from paceline.lora import SUFFIXES, adapters_of, attach, initial
-from paceline.memory_plan import scorer_room
+from paceline.memory_plan import room_of_a_turn, scorer_room
 from paceline.model_shape import scorer_shapes
 from paceline.process.compute_device import compute_dtype, pick_device
 from paceline.process.parked_memory import await_room
@@ -77,10 +77,13 @@ def context_limit(config: Config, model: PretrainedConfig) -> int:
     return min(limit, positions) if positions else limit
 
 
-def cache_budget(device: torch.device, beside: int = 0) -> int:
-    """Bytes for a key-value cache, if scorers have ``beside`` bytes of a GPU or are yet to come."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] - beside
-    else:
-        free = psutil.virtual_memory().available
+def cache_budget(config: Config, device: torch.device) -> int:
+    """Bytes for a key-value cache, after the model has been loaded."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available * _CACHE_SHARE)
+    free, total = torch.cuda.mem_get_info(device)
+    if config.takes_turns:
+        # What is free does not tell whether scorers are there already: room is left for them once.
+        beside = scorer_room(config, scorer_shapes(config)) + torch.cuda.memory_reserved(device)
+        free = min(free, room_of_a_turn(total) - beside)
     return int(free * _CACHE_SHARE)

@@ -25,8 +25,6 @@ from transformers import PreTrainedModel
 
 from paceline.config.schema import Config
 from paceline.lora import adapters_of
-from paceline.memory_plan import scorer_room
-from paceline.model_shape import scorer_shapes
 from paceline.process.parked_memory import ParkedMemory
 from paceline.process.structured_log import event, first_line
 from paceline.prompt_tokenizer import PromptTokenizer
@@ -236,9 +234,7 @@ class TransformersEngine(Engine):
         self._weights = {*adapters_of(model).values()} or {*model.parameters()}
         self._base = {*model.parameters()} - self._weights
         self._parked = ParkedMemory(shape.device)
-        on_gpu = shape.device.type == "cuda" and self._config.takes_turns
-        beside = scorer_room(self._config, scorer_shapes(self._config)) if on_gpu else 0
-        budget = cache_budget(shape.device, beside)
+        budget = cache_budget(self._config, shape.device)
         budget -= self._config.rollout.max_sequences * shape.bytes_per_row
         cache_tokens = budget // shape.bytes_per_token
         if cache_tokens < self.max_context:

@@ -130,9 +130,7 @@ def engine_arguments(
         # Compiling takes longer on a CPU than it saves, and the warm-up run would only determine
         # the cache size, which is given here.
         arguments["enforce_eager"] = True
-        arguments["kv_cache_memory_bytes"] = cache_bytes(
-            model, context, rollout.max_sequences, arguments["dtype"]
-        )
+        arguments["kv_cache_memory_bytes"] = cache_bytes(config, model, context, arguments["dtype"])
         # If a prompt is split, vLLM 0.32 rewinds the random generator of its sequence, which fails
         # on a CPU: the engine process ends. So a step takes whole prompts only.
         if given.get("enable_chunked_prefill"):
@@ -145,16 +143,17 @@ def engine_arguments(
     return arguments | given
 
 
-def cache_bytes(model: PretrainedConfig, context: int, sequences: int, dtype: str) -> int:
-    """Bytes of a cache for ``sequences`` of ``context`` tokens, within the free memory."""
+def cache_bytes(config: Config, model: PretrainedConfig, context: int, dtype: str) -> int:
+    """Bytes of a CPU's cache for all sequences of ``context`` tokens, within the free memory."""
     text = model.get_text_config(decoder=True)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     token = 2 * text.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
     # Blocks are filled by one sequence each; 128 is the largest default block size.
     blocks = -(-(context + 1) // 128) + 1
-    free = cache_budget(torch.device("cpu"))
-    return int(max(min(token * 128 * blocks * sequences, free), token * 128 * (blocks + 1)))
+    free = cache_budget(config, torch.device("cpu"))
+    wanted = token * 128 * blocks * config.rollout.max_sequences
+    return int(max(min(wanted, free), token * 128 * (blocks + 1)))
 
 
 _T = TypeVar("_T")

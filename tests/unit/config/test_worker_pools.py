@@ -38,6 +38,16 @@ def test_each_scorer_is_a_pool_of_its_own(counts: object, helpful: int, short: i
         "scorer:helpful": helpful,
         "scorer:short": short,
     }
+    assert worker_pools.limits_of(config) == config.fleet.bounds
+
+
+def test_scorers_at_devices_of_pairs_are_at_most_those_that_memory_was_planned_for() -> None:
+    model = {"kind": "reward_model", "path": "/rm"}
+    config = config_of(
+        scorers={"here": model, "apart": model | {"takes_turns": False}},
+        fleet={"sharing": "turns", "rollout": 1, "scorers": 2},
+    )
+    assert worker_pools.limits_of(config) == config.fleet.bounds | {"scorer:here_planned": 2}
 
 
 def test_pools_are_in_order_of_roles_and_then_of_names() -> None:

@@ -115,13 +115,19 @@ def test_a_warm_up_longer_than_the_epochs_is_refused() -> None:
         run_steps(config, 32)
 
 
-def test_the_controller_tells_the_ledger_the_derived_steps_and_sources(sources: dict) -> None:
+def test_the_controller_tells_the_ledger_the_derived_steps_sources_and_limits(
+    sources: dict,
+) -> None:
     train = {"epochs": 3, "groups_per_step": 8}
     data = {"sources": sources, "curriculum": "success_rate"}
-    config = Config.model_validate({"model": {"path": "/"}, "data": data, "train": train})
+    scorers = {"rm": {"kind": "reward_model", "path": "m"}}
+    fleet = {"sharing": "turns", "rollout": 1, "scorers": 2}
+    parts = {"data": data, "train": train, "scorers": scorers, "fleet": fleet}
+    config = Config.model_validate({"model": {"path": "/"}, **parts})
     train_rows, found = open_training_rows(config.data)
     rows = DatasetRows(train_rows, None, sources=found)
     context = object.__new__(ControllerContext)
     context.run_digest = "d"
     spec = context.run_spec(rows, config)
     assert (spec.steps, spec.sources, spec.curriculum_min) == (3, found, 0.1)
+    assert spec.bounds["scorer:rm_planned"] == 2

@@ -15,6 +15,7 @@ BOUNDS = {
     "rollout_max": 4,
     "scorers_min": 1,
     "scorers_max": 3,
+    "scorer:short_planned": 1,
 }
 DESIRED = {"policy": 2, "rollout": 3, "scorer:helpful": 2, "scorer:short": 1}
 
@@ -42,6 +43,7 @@ def bounded() -> Driven:
         ({"scorer:helpful": 4}, r"scorer:helpful=4 is above fleet\.scorers_max = 3"),
         ({"scorer:helpful": 0}, "scorer:helpful=0: at least 1"),
         ({"scorer:other": 1}, "scorer:other"),
+        ({"scorer:short": 2}, r"scorer:short=2: .* planned for 1\..* fleet\.scorers"),
     ],
 )
 def test_a_scale_out_of_bounds_is_refused_with_the_bound_and_changes_nothing(

@@ -32,6 +32,7 @@ from paceline.memory_plan import (
     memory_plan,
     named_gpu,
     problems,
+    room_of_a_turn,
     scorer_room,
     scorers_of_a_pair,
     settled,
@@ -45,6 +46,7 @@ from policy_worker.model.row_layout import Forest, Packing
 from policy_worker.rows.packing import settle_rows
 from policy_worker.rows.replica import Replica
 from policy_worker.step.optimizer import build_optimizer
+from rollout_worker.engine.model import cache_budget
 from testbed.architectures import ARCHITECTURES, tiny_config
 from testbed.planner.systems import active_parameters
 from testbed.tiny_model import make_tiny_model
@@ -362,8 +364,39 @@ def test_scorers_at_a_pairs_device_are_beside_the_engine_and_on_the_host():
     needed = int(sum(sum(p.gpu.values()) + PARKED for p in memory_plan(side, shape)) / RESERVE) + 1
     assert fits_side_by_side(side, shape, Gpu("one", needed))
     assert not fits_side_by_side(side, shape, Gpu("one", needed), shapes)
+    several = config_of(scorers=scorers, fleet={"scorers": {"rm": 3}})
+    more = Gpu("one", int(needed + (3 * rm + teacher) / RESERVE) + 1)
+    assert fits_side_by_side(several, shape, more, shapes)
+    assert not fits_side_by_side(several, shape, Gpu("one", more.bytes - (GIB >> 1)), shapes)
     wide = engine_share(GIB, GIB, 80 * GIB) - engine_share(GIB, GIB, 80 * GIB, 8 * GIB)
     assert wide == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize(("sharing", "found"), [("none", {"rm", "apart"}), ("turns", {"rm"})])
+def test_side_by_side_a_scorer_is_there_whether_it_would_take_turns(tmp_path, sharing, found):
+    make_tiny_model(tmp_path, hidden=32)
+    rm = {"kind": "reward_model", "path": str(tmp_path)}
+    scorers = {"rm": rm, "apart": rm | {"takes_turns": False}}
+    assert scorer_shapes(config_of(scorers=scorers, fleet={"sharing": sharing})).keys() == found
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_cache_leaves_room_for_scorers_once_if_they_are_there_or_come(
+    tmp_path, monkeypatch, there
+):
+    make_tiny_model(tmp_path, hidden=32)
+    scorers = {"rm": {"kind": "reward_model", "path": str(tmp_path)}}
+    config = config_of(fleet={"sharing": "turns", "scorers": 4}, scorers=scorers)
+    room, held, total = scorer_room(config, scorer_shapes(config)), 8 * GIB, 80 * GIB
+    free = room_of_a_turn(total) - held
+    assert room > 4 * PARKED
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: held)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free - there * room, total))
+    budget = cache_budget(config, torch.device("cuda", 0))
+    assert budget == pytest.approx((free - room) / 2, abs=1)
+    foreign = free - room - GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (foreign, total))
+    assert cache_budget(config, torch.device("cuda", 0)) == foreign // 2
 
 
 @pytest.mark.parametrize("gpu", [Gpu("one", 1 << 36), None])
