@@ -11,9 +11,9 @@ with the plan. If tokens or turns have rewards of their own, advantages are by t
 - step and group_step: the reward to go, compared as whole rewards are: what a sequence got before a
   token is no reason to have chosen it. Source: REINFORCE++, arXiv 2501.03262, with no discount.
 
-A sample has one advantage, and its sequences have it in common. What a token's own sequence got
-before it is no reason to have chosen it; what other sequences of the sample got, before or after,
-counts as a part of the whole.
+A sample has one advantage, and its sequences have it in common. What a token's own path got before
+it, in the sequence or in what a branch shares, is no reason to have chosen it; what the sample's
+other tokens got, before or after, counts as a part of the whole.
 
 ``train.loss.covariance`` chooses the tokens whose log-prob and advantage vary together most: they
 are the ones that lower the entropy. The source compares a token with the batch. A step's gradient
@@ -88,14 +88,28 @@ def token_advantages(batch: TokenBatch, totals: StepTotals, config: LossConfig) 
         whole = advantages_of(left, batch.samples, totals, config)[batch.sample_of]
         steps = _compared(batch, normalise=config.advantage_norm)
         others = _by_sample(batch, steps)[batch.sample_of] - _by_sequence(batch, steps)
+        others -= on_prefixes(batch, steps)
         return np.repeat(whole + others, batch.length) + _to_end(batch, steps)
     compared = advantages_of(reward, batch.samples, totals, config)[batch.sample_of]
     deviation = totals.reward_std if config.advantage == "step" else totals.within_std
     # Whole rewards that are all equal say nothing of the scale of their parts.
     scale = deviation + EPSILON if config.advantage_norm and deviation else 1.0
-    got = _by_sequence(batch, batch.token_reward)
+    got = on_prefixes(batch, batch.token_reward) + _by_sequence(batch, batch.token_reward)
     before = np.repeat(got, batch.length) - _to_end(batch, batch.token_reward)
     found: Rewards = np.repeat(compared, batch.length) - before / scale
+    return found
+
+
+def on_prefixes(batch: TokenBatch, values: Rewards) -> Rewards:
+    """values [R] of rewarded tokens -> [S]: their sums over what each path shares with earlier
+    sequences of its sample."""
+    found = np.zeros(len(batch.length))
+    starts = np.cumsum(batch.length) - batch.length
+    for sequence in np.flatnonzero(batch.parent >= len(batch.sequences)):
+        parent = batch.parent[sequence] - len(batch.sequences)
+        cut = starts[parent] + batch.prefix[sequence] - batch.prefix[parent]
+        first, end = np.searchsorted(batch.rewarded, [starts[parent], cut])
+        found[sequence] = found[parent] + values[first:end].sum()
     return found
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.config.sections.objective_options import PpoOptions
+from policy_worker.objectives.advantages import on_prefixes
 from policy_worker.objectives.batch import StepTotals, TokenBatch
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.grpo import grpo_loss
@@ -104,15 +105,15 @@ class Ppo(Objective):
 
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
         """[C]: the reward of each token. That of a completion is at its last token that the model
-        produced; that of a token which the model did not produce is at the model's token before it,
-        or else at its first."""
+        produced, less what its tokens and those of its prefix got; that of a token which the model
+        did not produce is at the model's token before it, or else at its first."""
         starts = np.cumsum(batch.length) - batch.length
         sequence = np.repeat(np.arange(len(batch.length)), batch.length)
         place = np.where(batch.trained > 0, np.arange(len(batch.tokens)), -1)
         last = np.maximum.reduceat(place, starts)
         first = np.minimum.reduceat(np.where(place < 0, len(place), place), starts)
         before = np.maximum(np.maximum.accumulate(place), first[sequence])
-        left = batch.reward.copy()
+        left = batch.reward - on_prefixes(batch, batch.token_reward)
         np.subtract.at(left, sequence[batch.rewarded], batch.token_reward)
         rewards = np.zeros(len(batch.tokens))
         made = last >= 0

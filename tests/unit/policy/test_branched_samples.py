@@ -21,6 +21,7 @@ from policy_worker.model.heads import make_scorer, score
 from policy_worker.model.policy_model import _prepared
 from policy_worker.objectives.advantages import token_advantages
 from policy_worker.objectives.batch import BadGroup
+from policy_worker.objectives.load import load_objective
 from policy_worker.rows.group_reading import (
     AcceptedGroup,
     ModelLimits,
@@ -380,7 +381,7 @@ def test_a_payload_whose_paths_are_not_those_that_were_accepted_is_refused():
 
 
 def test_a_token_of_a_branch_counts_what_other_sequences_of_its_sample_got():
-    """Only what its own sequence got before a token is no part of the token's advantage."""
+    """What its own path got before a token is no part of the token's advantage."""
     group = make_group("t0", [1], [[2, 3], [4, 5]], [3.0, 0.0])
     group.ClearField("completions")
     plain = make_group("t0", [1], [[2, 3], [4, 5]], [3.0, 0.0]).completions
@@ -390,11 +391,31 @@ def test_a_token_of_a_branch_counts_what_other_sequences_of_its_sample_got():
     group.completions[0].token_rewards.add(token=0, reward=0.5)
     group.completions[1].token_rewards.add(token=1, reward=2.0)
     for advantage, wanted in (
-        ("group_step", [1.5, 1.0, 1.5, 1.5, -0.5, -1.5, -1.5]),
-        ("group", [0.25, 1.0, 0.25, 0.25, -0.5, -0.25, -0.25]),
+        ("group_step", [1.5, 1.0, 1.0, 1.0, -1.0, -1.5, -1.5]),
+        ("group", [0.25, 1.0, 1.0, 1.0, 0.25, -0.25, -0.25]),
     ):
         loss = make_config(train={"advantage": advantage, "advantage_norm": False}).train.loss
         found = token_advantages(decode([group]), step_totals([group]), loss)
         # Of group_step the reward to go, 3 less what it got, less the mean of 1.5. Of group, the
         # left 0.5 less its mean of 0.25, and each reward of a token less their mean of 1.25.
         assert found.tolist() == pytest.approx(wanted)
+
+
+def test_a_path_gets_the_same_advantages_as_one_transcript_or_with_its_end_as_a_branch():
+    """Of two branches in a row, the second shares what the first got, too."""
+    plain, split = (make_group("t0", [1], [[2, 3, 4, 5, 6], [9, 9]], [2.0, 0.5]) for _ in range(2))
+    last = split.completions.pop()
+    split.completions[0].CopyFrom(make_group("t0", [1], [[2, 3]], [2.0]).completions[0])
+    branch(split, 0, 3, [4])
+    branch(split, 1, 4, [5, 6])
+    split.completions.append(last)
+    for sequence, token, group in ((0, 1, plain), (0, 2, plain), (0, 1, split), (1, 0, split)):
+        group.completions[sequence].token_rewards.add(token=token, reward=1.0)
+    for advantage in ("group", "leave_one_out", "step", "group_step"):
+        loss = make_config(train={"advantage": advantage}).train.loss
+        found = [token_advantages(decode([g]), step_totals([g]), loss) for g in (plain, split)]
+        assert found[0].tolist() == pytest.approx(found[1].tolist())
+    ppo = load_objective(make_config(train={"algorithm": "ppo"}))
+    rewards = [ppo.advantages(decode([g]), step_totals([g])).tolist() for g in (plain, split)]
+    # A sequence gets at its end what its sample got elsewhere; so the sums to the end are equal.
+    assert rewards == [[0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.5], [0.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.5]]
