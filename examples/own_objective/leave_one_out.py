@@ -27,11 +27,12 @@ class LeaveOneOut(Objective):
 
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
         """Reward minus the mean of the group's other samples."""
-        group = batch.group_of
-        others = np.maximum(batch.sequences - 1, 1)[group]
-        total = np.bincount(group, batch.reward)[group]
-        result: NDArray[np.float64] = batch.reward - (total - batch.reward) / others
-        return result
+        reward, samples = batch.reward[batch.firsts], batch.samples
+        group = np.repeat(np.arange(len(samples)), samples)
+        others = np.maximum(samples - 1, 1)[group]
+        total = np.bincount(group, reward)[group]
+        of_sample: NDArray[np.float64] = reward - (total - reward) / others
+        return of_sample[batch.sample_of]
 
     def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
         log_weight = (scores.before - tokens.behaviour).clamp(-20.0, 20.0)

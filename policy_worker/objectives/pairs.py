@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.sections.objective_options import PairOptions
-from policy_worker.objectives.batch import Floats, Ints, StepTotals, TokenBatch
+from policy_worker.objectives.batch import BadGroup, Floats, Ints, StepTotals, TokenBatch
 from policy_worker.objectives.columns import (
     Array,
     PairColumns,
@@ -81,6 +81,8 @@ class PairObjective(Objective):
         return batch.reward
 
     def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
+        if len(batch.firsts) < len(batch.length):
+            raise BadGroup("pairs are of samples of one sequence, and a sample has branches")
         tokens = super().columns(batch, totals)
         trained = trained_by_sequence(tokens.trained, batch.length) > 0
         every = self.options.pairs == "all"

@@ -16,12 +16,13 @@ from paceline.config.objectives import BUILT_IN
 from paceline.config.sections.objective_options import DpoOptions
 from paceline_launcher.cli import app
 from policy_worker.conformance import conformance
+from policy_worker.objectives.batch import BadGroup
 from policy_worker.objectives.load import ObjectiveError, check_options, objective_class
 from policy_worker.objectives.objective import Loss, Objective
 from policy_worker.rows.group_reading import decode
 from policy_worker.toy_step import totals_of
 from testbed.nested_settings import nested
-from tests.fixtures.policy_models import make_config, make_group
+from tests.fixtures.policy_models import branch, make_config, make_group
 
 EXAMPLE = "examples.own_objective.leave_one_out:LeaveOneOut"
 HERE = "tests.unit.policy.test_objectives"
@@ -85,8 +86,21 @@ def test_the_examples_advantages_are_rewards_less_the_mean_of_the_others() -> No
         make_group("t0", [1, 2], [[3], [4, 5], [6]], [1.0, 0.0, 0.5]),
         make_group("t1", [1], [[2]], [0.7]),
     ]
+    branch(groups[1], 0, 1, [3])
     found = LeaveOneOut(make_config()).advantages(decode(groups), totals_of(groups))
-    np.testing.assert_allclose(found, [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0.7])
+    np.testing.assert_allclose(found, [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0.7, 0.7])
+    branch(groups[0], 2, 2, [3])
+    found = LeaveOneOut(make_config()).advantages(decode(groups[:1]), totals_of(groups[:1]))
+    np.testing.assert_allclose(found, [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0.5 - 0.5])
+
+
+def test_pairs_of_a_class_by_name_are_not_formed_of_branches() -> None:
+    pairs = objective_class("policy_worker.objectives.preferences:Dpo")(make_config())
+    groups = [make_group("t0", [1], [[2], [3]], [1.0, 0.0])]
+    assert pairs.columns(decode(groups), totals_of(groups)).pairs is not None
+    branch(groups[0], 1, 1, [4])
+    with pytest.raises(BadGroup, match="a sample has branches"):
+        pairs.columns(decode(groups), totals_of(groups))
 
 
 class Plain(Objective):
