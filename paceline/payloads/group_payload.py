@@ -182,7 +182,7 @@ def check_group(
         lengths=[len(completion.tokens) // 4 for completion in completions],
         rewards=[completion.reward for completion in firsts],
         answers=[] if train else [completion.answer for completion in firsts],
-        truncated=0 if train else _truncated(completions, paths),
+        truncated=0 if train else truncated_samples(completions, paths),
         branches=paths.branches if paths.branched else (),
         prefixes=paths.prefixes if paths.branched else (),
     )
@@ -270,7 +270,7 @@ def _check_rising(versions: Sequence[int], field: str, meta: rollout_pb2.GroupMe
         last = version
 
 
-def _truncated(completions: Sequence[rollout_pb2.Completion], paths: Paths) -> int:
+def truncated_samples(completions: Sequence[rollout_pb2.Completion], paths: Paths) -> int:
     """Samples with a sequence that ended at the limit of tokens."""
     cut = [completion.finish_reason == _TRUNCATED for completion in completions]
     return sum(any(cut[part]) for part in paths.samples)

@@ -19,6 +19,8 @@ from paceline.dataset.data_order import task_seed
 from paceline.dataset.rows import RowSource
 from paceline.evaluation import RowScore, row_score
 from paceline.ids import TaskId
+from paceline.payloads.group_payload import truncated_samples
+from paceline.payloads.sample_paths import paths_of
 from paceline.process.user_code import search_start_directory_last
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import common_pb2, rollout_pb2
@@ -29,8 +31,6 @@ from rollout_worker.held_tasks import HeldTask
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
 from rollout_worker.tasks.group_producer import GroupProducer
-
-CUT = rollout_pb2.FINISH_REASON_LENGTH
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ async def _evaluate(
                         [c.reward for c in firsts],
                         [c.answer for c in firsts] if eval_set.samples > 1 else [],
                         [len(c.tokens) // 4 for c in made.completions],
-                        sum(c.finish_reason == CUT for c in made.completions),
+                        truncated_samples(made.completions, paths_of(made)),
                         eval_set.solved_at,
                     )
                 progress(outcome)
