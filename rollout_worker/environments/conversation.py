@@ -66,7 +66,8 @@ class Conversation:
     """The transcripts of the environment's ``sample`` (0) and of its branches."""
     transcripts: list[Transcript] = field(default_factory=list)
     """All that have a turn of their own, or are to get one now."""
-    full: bool = False  # Another turn was requested and there was no room
+    refused: bool = False  # A turn was requested that a limit did not allow
+    full: bool = False  # It ended the sample, or the limit is one of all transcripts together
     failure: Exception | None = None
     """The error by which the attempt has failed, even if the environment catches it."""
     _turns: set[int] = field(default_factory=set)
@@ -108,7 +109,8 @@ class Conversation:
             before = transcript.tokens
             added, text = self._tokens_of(transcript, said, tools, calls)
             self._check_opening(transcript, len(added))
-            params = self._params(len(before), len(added), max_tokens, stop)
+            room = self._room(transcript, len(before), len(added))
+            params = self._params(room, max_tokens, stop)
             seeds = [number] if seed is None else [number, seed]
             for mixed in seeds:
                 params = replace(params, seed=int(sample_keys(params.seed, np.array([mixed]))[0]))
@@ -203,18 +205,17 @@ class Conversation:
         if not added:
             raise BadTurn("a branch that shares nothing begins with a prompt")
 
-    def _params(
-        self, before: int, added: int, max_tokens: int | None, stop: Sequence[str]
-    ) -> SamplingParams:
-        """Sampling parameters of a turn after ``before`` tokens and ``added`` new ones, but for the
-        seed."""
+    def _room(self, transcript: Transcript, before: int, added: int) -> int:
+        """Most tokens of a turn after ``before`` tokens and ``added`` new ones."""
         room = self.max_context - before - added
         if room < 1:
-            self._refuse(
-                FULL,
-                f"{before} tokens and {added} more leave no room for a turn within "
-                f"{self.max_context}",
-            )
+            transcript.full = self.refused = True
+            tokens = f"{before} tokens and {added} more"
+            raise TranscriptFull(FULL, f"{tokens} leave no room for a turn in {self.max_context}")
+        return room
+
+    def _params(self, room: int, max_tokens: int | None, stop: Sequence[str]) -> SamplingParams:
+        """Sampling parameters of a turn of ``room`` tokens at most, but for the seed."""
         if max_tokens is not None and not (isinstance(max_tokens, int) and max_tokens >= 1):
             raise BadTurn("max_tokens must be a whole number, at least 1")
         if (bad := bad_stop(stop)) is not None:
@@ -265,7 +266,8 @@ class Conversation:
         return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)
 
     def _refuse(self, code: str, detail: str) -> None:
-        self.full = True
+        """Refuses what would exceed a limit of the whole sample."""
+        self.full = self.refused = True
         raise TranscriptFull(code, detail)
 
 

@@ -70,12 +70,22 @@ def sequences_of(conversation: Conversation, prompt: int) -> list[SampleSequence
             lengths = [_common_length(opening, earlier.path) for earlier in found]
             shared = max(lengths)
             of = lengths.index(shared)
-        completion, mask = _masked(own, shared - before, full=conversation.full)
+            _route_end(found[of], own[0].completion.prompt_routes, shared)
+        full = conversation.full or transcript.full
+        completion, mask = _masked(own, shared - before, full=full)
         ends = before - shared - 1 + np.cumsum([len(piece) for piece in own])
         numbers = [piece.turn.number for piece in own]
         turn_ends = dict(zip(numbers, ends.tolist(), strict=True))
         found.append(SampleSequence(completion, mask, turn_ends, of, path, shared))
     return found
+
+
+def _route_end(earlier: SampleSequence, noted: Routes | None, shared: int) -> None:
+    """Notes where the last token of ``earlier`` went, if a branch goes on from there: it was no
+    input of the turn that made it, and is one of the branch's first turn."""
+    routes = earlier.completion.routes
+    if routes is not None and noted is not None and shared == len(earlier.path):
+        routes[-1] = noted[shared - 1]
 
 
 def _masked(

@@ -40,6 +40,7 @@ class Transcript:
     tools: list[dict[str, Any]] = field(default_factory=list)
     """The tools in the first prompt, as chat templates expect them."""
     running: asyncio.Task[Any] | None = None  # Its next turn
+    full: bool = False  # A turn was refused: there was no room
 
     @property
     def own(self) -> list[TranscriptPiece]:

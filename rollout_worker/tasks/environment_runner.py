@@ -177,9 +177,9 @@ class EnvironmentRunner:
             result = await self._environments.run(task, conversation, timeout_s)
         except EnvironmentFailed as error:
             error.number = task.index
-            if not (error.full and conversation.full):
+            if not (error.full and conversation.refused):
                 raise conversation.failure or error from None
-            result = None
+            result, conversation.full = None, True
         finally:
             if self._server is not None and task.openai is not None:
                 self._server.dismiss(task.openai)

@@ -8,22 +8,28 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from paceline.payloads.routes import UNKNOWN
 from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import rollout_pb2
-from rollout_worker.engine.base import Aborted
+from rollout_worker.engine.base import Aborted, Completion, Finish
 from rollout_worker.environments import child as environments_child
 from rollout_worker.environments.base import (
     BadEnvironment,
     EnvironmentTask,
     Sample,
     TranscriptFull,
+    Turn,
     load,
 )
+from rollout_worker.environments.conversation import Conversation
+from rollout_worker.environments.sequences import sequences_of
+from rollout_worker.environments.transcript import Transcript, TranscriptPiece
 from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
@@ -200,7 +206,55 @@ async def test_an_environment_branches_and_its_turns_are_rewarded_in_all_sequenc
         assert [c.reward for c in group.completions] == [1.875, 0.0, 0.0] * 2
 
 
+def test_a_branch_notes_the_route_of_the_last_token_that_it_goes_on_from() -> None:
+    """Its first turn has it as an input, as a second turn of the same transcript would."""
+
+    def piece(before: int, said: list[int], number: int) -> TranscriptPiece:
+        inputs = np.arange(before + len(said), dtype=np.uint16)[:, None] + 100 * number
+        made = np.array([[50 + 100 * number], [UNKNOWN]], np.uint16)
+        completion = Completion(
+            np.array([7, 8], np.int32),
+            np.zeros(2, np.float32),
+            ((0, 2),),
+            Finish.STOP,
+            routes=made,
+            prompt_routes=inputs,
+        )
+        turn = Turn("", (7, 8), (0.0, 0.0), ((0, 2),), Finish.STOP, None, before, 9, number)
+        return TranscriptPiece(np.array(said, np.int32), completion, "", turn, None)
+
+    first = Transcript([piece(0, [1, 2], 0)])
+    branch = first.branch(1)
+    branch.pieces.append(piece(4, [5], 1))
+    conversation = cast(Conversation, SimpleNamespace(sequences=[first, branch], full=False))
+    routes = [s.completion.routes for s in sequences_of(conversation, 2)]
+    assert [found[:, 0].tolist() for found in routes if found is not None] == [
+        [50, 103],
+        [104, 150, UNKNOWN],
+    ]
+    assert first.pieces[0].completion.routes[-1] == UNKNOWN, "what the engine said stays"
+
+
 # ---- limits
+
+
+async def test_a_sub_agent_without_room_that_the_agent_survives_cuts_no_other_sequence(
+    model: Path,
+) -> None:
+    async def asks(task: EnvironmentTask, sample: Sample) -> float:
+        helper = sample.branch()
+        await sample(task.prompt)
+        await helper("help")
+        with pytest.raises(TranscriptFull):
+            await helper("x" * 100)
+        await sample("on")
+        return 1.0
+
+    async with staged(model, asks, lambda prompt: "a", max_context=60) as stage:
+        group = await stage.group()
+        check_trained_as_sampled(stage, group)
+        stop, cut = rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH
+        assert [c.finish_reason for c in group.completions] == [stop, cut] * 2
 
 
 async def test_a_transcript_never_outgrows_its_limit(model: Path) -> None:
