@@ -91,7 +91,12 @@ STREAMS_LOST = 77
 
 
 class BadMessage(Exception):
-    """The stream between worker and process is broken: the user's code wrote into it."""
+    """The stream between worker and process is broken: the user's code wrote into it. ``job``: the
+    call that did; 0: not known."""
+
+    def __init__(self, detail: str, job: int = 0) -> None:
+        super().__init__(detail)
+        self.job = job
 
 
 class Child(ABC):

@@ -157,12 +157,16 @@ class UserProcess(ABC):
         return f"{self.writer} wrote into the stream of messages"
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
-        how = ""
+        how, guilty = "", 0
         try:
             while (message := await read_message(stream)) is not None:
                 number = message.get("id")
-                if not isinstance(number, int) or number not in self._calls:
+                if not isinstance(number, int) or not 0 < number <= self._next:
                     raise BadMessage("no answer to a job")
+                if number not in self._calls:
+                    if "call" in message:
+                        continue  # of a task that a call has left behind
+                    raise BadMessage("a second answer to a job")
                 if not self.answers(message):
                     continue
                 future = self._calls.pop(number)
@@ -171,7 +175,7 @@ class UserProcess(ABC):
                     future.set_result(message)
                 self.freed(self)
         except BadMessage as broken:
-            how = f"{self._wrote}: {broken}"
+            how, guilty = f"{self._wrote}: {broken}", broken.job
         closed, self.lost = self.lost, True
         # Surviving children would hold its pipes and use processor time.
         self._kill()
@@ -182,7 +186,7 @@ class UserProcess(ABC):
         detail = self._hung or how or f"the {self.name} ended with status {code}"
         for number, future in self._calls.items():
             if not future.done():
-                future.set_exception(self.loss(number, running, detail))
+                future.set_exception(self.loss(number, guilty or running, detail))
         if not closed:
             self.freed(self)
 

@@ -208,10 +208,31 @@ async def play(environment: Environment, task: EnvironmentTask, say: Say) -> Any
         raise
     except BaseException as error:
         # The environment, or its OpenAI client, may not catch that the transcript is full.
-        full = isinstance(error, TranscriptFull) or getattr(error, "code", 0) in FULL_CODES
+        full = _says_full(error)
         line, trace = raised_in(error, __file__)
         reason = SETUP_ERROR if isinstance(error, SetupFailed) else ERROR
         raise EnvironmentFailed(reason, f"it raised {line}", trace=trace, full=full) from error
+
+
+def _says_full(error: BaseException) -> bool:
+    """True if ``error``, a cause of it or a member of a group says that there is no room. OpenAI's
+    client has the code in the exception, Anthropic's in its body."""
+    left: list[BaseException | None] = [error]
+    seen: list[BaseException] = []
+    while left:
+        at = left.pop()
+        if at is None or any(at is other for other in seen):
+            continue
+        seen.append(at)
+        match getattr(at, "body", None):
+            case {"error": {"code": code}}:
+                pass
+            case _:
+                code = getattr(at, "code", None)
+        if code in FULL_CODES:
+            return True
+        left += [at.__cause__, *(at.exceptions if isinstance(at, BaseExceptionGroup) else ())]
+    return False
 
 
 ADAPTERS = {

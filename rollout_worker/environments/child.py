@@ -33,6 +33,7 @@ from rollout_worker.environments.base import (
     play,
 )
 
+_OVER = {"detail": "the sample's environment has ended"}
 _present: ContextVar[int] = ContextVar("environment", default=0)
 
 
@@ -42,7 +43,8 @@ class _Environments(Child):
     def __init__(self) -> None:
         super().__init__()
         self._playing: dict[int, asyncio.Task[Any]] = {}
-        self._turns: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._turns: dict[int, tuple[int, asyncio.Future[dict[str, Any]]]] = {}
+        """By the number of the call: whose it is, and the answer to come."""
         self._numbers = itertools.count()
         self._tokenizer: Any = _Tokenizer(self.given["config"])
 
@@ -61,9 +63,7 @@ class _Environments(Child):
             _present.set(number)
             self._playing[number] = asyncio.create_task(self._play(number, message["task"]))
         elif "call" in message:
-            turn = self._turns.get(message["call"])
-            if turn is not None and not turn.done():
-                turn.set_result(message)
+            self._answer(message["call"], message)
         elif (playing := self._playing.get(number)) is not None:
             playing.cancel()
 
@@ -85,11 +85,19 @@ class _Environments(Child):
             answer = {"failed": "it cancelled itself"}
         finally:
             del self._playing[number]
+        # Tasks that it left behind get no turn any more.
+        for call in [call for call, (player, _) in self._turns.items() if player == number]:
+            self._answer(call, _OVER)
         try:
             self.send({"id": number, **answer})
         except (TypeError, ValueError, RecursionError):
             # The worker says what is wrong with it.
             self.send({"id": number, "result": f"{type(answer['result']).__name__}"})
+
+    def _answer(self, call: int, answer: dict[str, Any]) -> None:
+        _, turn = self._turns.get(call, (0, None))
+        if turn is not None and not turn.done():
+            turn.set_result(answer)
 
     async def _say(
         self,
@@ -101,15 +109,19 @@ class _Environments(Child):
         max_tokens: int | None,
         stop: Sequence[str],
     ) -> Turn:
+        if number not in self._playing:
+            raise TranscriptOver(_OVER["detail"])
         call = next(self._numbers)
         request = {"said": said if isinstance(said, str) else list(said), "max_tokens": max_tokens}
         request |= {"branch": branch, "after": after, "stop": list(stop)}
         self.send({"id": number, "call": call, **request})
-        turn = self._turns[call] = asyncio.get_running_loop().create_future()
+        turn = asyncio.get_running_loop().create_future()
+        self._turns[call] = number, turn
         try:
             answer = await turn
         except asyncio.CancelledError:
-            self.send({"id": number, "call": call})
+            if number in self._playing:
+                self.send({"id": number, "call": call})
             raise
         finally:
             del self._turns[call]
@@ -138,6 +150,10 @@ class _Steps(Coroutine[Any, Any, Any]):
 
     def close(self) -> None:
         self._coro.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Libraries look at a coroutine's own fields (anyio: ``cr_frame``)."""
+        return getattr(self._coro, name)
 
     def __await__(self) -> Any:
         return self._coro.__await__()

@@ -95,10 +95,10 @@ class EnvironmentProcess(UserProcess):
         number, call = message["id"], message.get("call")
         if call is None:
             if not isinstance(message.get("turns", []), list):
-                raise BadMessage("no answer to a task")
+                raise BadMessage("no answer to a task", number)
             return True
         if not isinstance(call, int) or not isinstance(message.get("stop", []), list):
-            raise BadMessage("no turn that can be made")
+            raise BadMessage("no turn that can be made", number)
         if "said" not in message:
             if (turn := self._turns.get((number, call))) is not None:
                 turn.cancel()
@@ -109,7 +109,7 @@ class EnvironmentProcess(UserProcess):
         return False
 
     def loss(self, number: int, running: int, detail: str) -> EnvironmentFailed:
-        if self._hung or (running != number and running in self._calls):
+        if self._hung or running not in (0, number):
             return EnvironmentFailed(LOST, f"another environment in its process: {detail}")
         return EnvironmentFailed(CRASHED, detail)
 

@@ -61,7 +61,6 @@ class OpenEnv:
     ) -> TurnRewards | None:
         said = _opening(task.prompt, self._text(result.observation))
         rewards: list[float] = []
-        scored = False
         while not result.done:
             try:
                 turn = await sample(said)
@@ -69,17 +68,20 @@ class OpenEnv:
                 break
             result, text = await self._step(client, turn.text, result)
             rewards.append(float(result.reward or 0.0))
-            scored |= result.reward is not None
             said = [{"role": "user", "content": text}] if task_is_chat(task) else f"\n{text}\n"
-        return TurnRewards(rewards) if scored else None
+        # Even if none was told: one that is cut before the first is scored like the others.
+        return TurnRewards(rewards) if rewards else None
 
     async def _step(self, client: Any, text: str, before: Any) -> tuple[Any, str]:
         """The result of the action, and the text that the model gets."""
         try:
             action = json.loads(text) if self._action == "*" else {self._action: text}
-            result = await client.step(action)
-        except ValueError as error:
+            if not isinstance(action, dict):
+                raise ValueError("it must be a JSON object")
+        except (ValueError, RecursionError) as error:
             return type(before)(before.observation), f"No action: {error}"
+        try:
+            result = await client.step(action)
         except RuntimeError as error:
             if _INVALID not in str(error):
                 raise

@@ -1,6 +1,7 @@
 """Environments for processes of their own: each prompt names what one does there."""
 
 import asyncio
+import inspect
 import os
 import signal
 import time
@@ -14,8 +15,12 @@ from rollout_worker.environments.base import (
     EnvironmentTask,
     Sample,
     SetupFailed,
+    TranscriptOver,
     TurnRewards,
 )
+
+_left: asyncio.Queue[Any] = asyncio.Queue()
+"""Tasks that an environment has left behind, for another one in its process."""
 
 
 async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
@@ -52,6 +57,19 @@ async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
                 await asyncio.gather(sample("a"), sample("b"))
             except BadTurn as bad:
                 return float("one turn at a time" in str(bad))
+        case "leave tasks" if task.index == 0:
+            ended = asyncio.create_task(sample.branch()("a"))
+            await asyncio.sleep(0)
+            ended.cancel()
+            pending = [asyncio.create_task(_asks_on(each)) for each in (sample, sample.branch())]
+            await _left.put([ended, *pending])
+        case "leave tasks":
+            ended, *pending = left = await _left.get()
+            await asyncio.wait(left)
+            return float(all(isinstance(each.exception(), TranscriptOver) for each in pending))
+        case "look at itself":
+            itself: Any = asyncio.current_task()
+            return float(inspect.getcoroutinestate(itself.get_coro()) == inspect.CORO_RUNNING)
         case "play":
             again = await sample(np.array(turn.tokens[:3]), stop="z")
             assert (again.versions, type(again.tokens)) == (((3, len(again.tokens)),), tuple)
@@ -79,6 +97,11 @@ async def branches(task: EnvironmentTask, sample: Sample) -> TurnRewards:
 
 def _block() -> None:
     time.sleep(60)
+
+
+async def _asks_on(sample: Sample) -> None:
+    while True:
+        await sample("more")
 
 
 async def _ends() -> None:

@@ -95,7 +95,7 @@ SERVER = """
 
         def step(self, action, timeout_s=None, **_):
             right = action.number == self.number
-            return Told(text="higher or lower", done=right, reward=1.0 if right else -0.25)
+            return Told(text="higher or lower", done=right, reward=1.0 if right else None)
 
         @property
         def state(self):
@@ -227,11 +227,15 @@ async def test_an_openenv_server_gives_observations_and_rewards_of_turns(
         try:
             await until(lambda: listens(port), 120.0)
             group = await stage.group(lease_of(count=1))
+            whole = settings | {"environment_options": {"action": "*"}, "max_turns": 1}
+            async with staged(model, never, lambda prompt: "[3]", **whole) as other:
+                (cut,) = (await other.group(lease_of(count=1))).completions
         finally:
             server.kill()
             await server.wait()
     (completion,) = group.completions
-    assert completion.reward == 1.0 - 0.25
+    assert completion.reward == 1.0
+    assert cut.reward == 0.0 and "turns" in cut.reward_components
     assert "0 to 0" in group.prompt_text and "No action: Server error" in completion.text
 
 

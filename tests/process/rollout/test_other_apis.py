@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.v1 import rollout_pb2
 from rollout_worker.environments.base import Endpoint, EnvironmentTask, Sample
 from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import TOOLS, make_chat_model
@@ -237,6 +238,27 @@ async def test_what_is_not_supported_is_refused_by_name_as_the_client_knows(
         if api == MESSAGES:
             assert error.body["type"] == "error"
             assert body["type"] == TYPES.get(code, "invalid_request_error"), changes
+
+
+@pytest.mark.parametrize("api", [MESSAGES, RESPONSES])
+async def test_an_agent_that_runs_out_of_room_ends_its_transcript_whatever_wraps_the_error(
+    model: Path, api: str
+) -> None:
+    async def asks_on(client: Any, task: EnvironmentTask) -> None:
+        try:
+            while True:
+                await create(api, client)(**request(api, task))
+        except (anthropic.APIError, openai.APIError) as error:
+            raise ValueError("no answer") from error
+
+    async def endless(client: Any, task: EnvironmentTask) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asks_on(client, task))
+
+    limits = {**SETTINGS, "max_turns": 2}
+    async with staged(model, playing(api, endless), calls_once, **limits) as stage:
+        for completion in (await stage.group()).completions:
+            assert completion.finish_reason == rollout_pb2.FINISH_REASON_LENGTH
 
 
 @pytest.mark.parametrize("api", [MESSAGES, RESPONSES])

@@ -683,7 +683,9 @@ async def test_an_environment_in_a_process_plays_as_one_in_the_thread(model: Pat
         assert group.completions[0].reward == 3.5 + 1
         assert mask_of(group.completions[0])[:4] == [1] * 4
         assert tokens_of(group.completions[0])[:3] == tokens_of(group.completions[0])[4:7]
-        assert (await stage.group(row_of("two at once", 2))).completions[0].reward == 1.0
+        for prompt in ("two at once", "look at itself", "leave tasks"):
+            group = await stage.group(row_of(prompt, 2))
+            assert sum(completion.reward for completion in group.completions) == 2.0, prompt
         full = await stage.group(row_of("fill", 2))
         assert full.completions[0].finish_reason == rollout_pb2.FINISH_REASON_LENGTH
 
