@@ -139,12 +139,12 @@ class StepTotals:
 
     @property
     def reward_std(self) -> float:
-        """Standard deviation of a sample, over all sequences of the step."""
+        """Standard deviation, with n - 1, of the rewards of all samples of the step."""
         return math.sqrt(self.reward_squares / max(self.samples - 1, 1))
 
     @property
     def within_std(self) -> float:
-        """Standard deviation of a sample, of the differences from the groups' means."""
+        """The same, of the differences from the groups' means."""
         return math.sqrt(self.within_squares / max(self.samples - 1, 1))
 
     @property

@@ -2,7 +2,8 @@
 
 A row is [prompt, completion 1, completion 2, ...] for one group after the other. The prompt appears
 once and all completions of the group attend to it, so its forward is shared. So is what a sequence
-shares with an earlier one of its sample (``row_layout.Forest``). The last token of a completion is
+shares with an earlier one of its sample (``row_layout.Forest``). A group that is larger than a row
+has several, and each begins with what its sequences share. The last token of a completion is
 an input only if a scalar head reads it or another sequence goes on from it: nothing is predicted
 from it.
 

@@ -40,7 +40,7 @@ from policy_worker.rows.group_reading import (
     read_batch,
     read_groups,
 )
-from policy_worker.rows.packing import attended_tokens, plan_rows
+from policy_worker.rows.packing import attended_tokens, forest_of, plan_rows
 from policy_worker.rows.replica import Replica
 
 Fetch = Callable[[Sequence[GroupKey]], Payloads | None]
@@ -66,8 +66,7 @@ class RowShard:
     def in_words(self, row: Ints, error: Exception) -> tuple[tuple[GroupKey, ...], str]:
         """The groups of ``row``, which did not fit into memory, and why."""
         groups = np.unique(self.batch.group_of[row])
-        prompts = self.batch.prompt_length[groups].sum()
-        tokens = int(prompts + self.batch.length[row].sum())
+        tokens = forest_of(self.batch, row, last_tokens=True)[1].total
         size = f"a row of {len(row)} sequences with {tokens} tokens, prompts included"
         return tuple(key_of(self.groups[g]) for g in groups), f"{size}: {first_line(error)}"
 

@@ -215,8 +215,8 @@ class Gradients:
             self._sums += torch.stack(sums)
         measure(self.stats, scores, loss, tokens, sampled=not self.state.config.recorded)
         if of_layers := micro.packing.agreement:
-            share, number = torch.stack(of_layers).sum(0)
-            entry = torch.stack([share, number, share / number.clamp(min=1.0)])
+            agreed, number = torch.stack(of_layers).sum(0)
+            entry = torch.stack([agreed, number, agreed / number.clamp(min=1.0)])
             self.stats.add_on_device(["route_agreement"], entry[None])
 
     def _with_balance(

@@ -17,8 +17,9 @@ from testbed.simulator.virtual_time import Process, settle
 from testbed.simulator.worker import SEND_S, Fenced, SentWeights, SimulatedWorker
 
 PARITY_FAILURES = 0.02
-BRANCHED = 0.1  # Of the samples have a second sequence
 """Share of swaps after which the parameters differ."""
+BRANCHED = 0.1
+"""Share of samples that have a second sequence."""
 
 WAIT_S = 1.0
 """How long a request for tasks may be held."""
