@@ -139,6 +139,12 @@ class Config(Section):
         return rollout.max_context or self.data.max_prompt_tokens + rollout.max_tokens
 
     @property
+    def most_branches(self) -> int:
+        """Sequences of a sample: one if the objective compares completions."""
+        compares = self.built_in is not None and self.built_in.preference
+        return 1 if compares else self.rollout.max_branches
+
+    @property
     def scorer_workers(self) -> dict[str, int]:
         """Desired workers of each scorer at the start of the run: 1 if a table has no number."""
         counts = self.fleet.scorers

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.config.model_files import vocabulary_size
 from paceline.config.schema import Config
+from paceline.config.sections.workers import MAX_BRANCHES
 from paceline.ids import TaskId
 from paceline.v1 import common_pb2, rollout_pb2
 
@@ -56,8 +57,8 @@ class GroupLimits:
     """Scorers whose log-probs every completion to train has."""
     each_branch: bool = False
     """train.loss.branches: True if each sequence of a sample counts."""
-    whole_samples: str = ""
-    """The algorithm, if it trains only samples of one sequence."""
+    branches: int = MAX_BRANCHES
+    """Most sequences of a sample."""
 
     @classmethod
     def of(cls, config: Config) -> "GroupLimits":
@@ -75,7 +76,7 @@ class GroupLimits:
             samples,
             frozenset(columns),
             config.train.loss.branches == "each",
-            config.train.algorithm if config.built_in and config.built_in.preference else "",
+            config.most_branches,
         )
 
 

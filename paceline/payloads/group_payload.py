@@ -207,18 +207,13 @@ def check_consistency(
         raise Invalid(f"prompt_cut is {meta.prompt_cut}")
     lengths, rewards = list(meta.lengths), list(meta.rewards)
     try:
-        count = check_sizes(meta, most)
+        count = check_sizes(meta, most, limits.branches)
     except BadPaths as error:
         raise Invalid(str(error)) from None
     if train and count != limits.group_size:
         raise Invalid(f"{count} samples; {limits.group_size} were requested")
     if not train and not 1 <= count <= limits.eval_samples:
         raise Invalid(f"{count} samples; an evaluation takes 1 to {limits.eval_samples}")
-    if train and meta.branches and limits.whole_samples:
-        raise Invalid(
-            f"{len(lengths)} sequences of {count} samples: train.algorithm = "
-            f"{limits.whole_samples} compares completions, and trains samples of one sequence"
-        )
     if len(rewards) != count or len(meta.answers) not in (0, count):
         raise Invalid(
             f"{count} samples, {len(rewards)} rewards and {len(meta.answers)} answers: one each, "

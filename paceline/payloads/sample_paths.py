@@ -13,8 +13,6 @@ from typing import NamedTuple
 from paceline.errors import UserError
 from paceline.v1 import rollout_pb2
 
-MAX_BRANCHES = 1 << 10
-"""Most sequences of a sample."""
 PROMPT, NOTHING = -1, -2
 """The parent of a sequence that goes on from no other one of its sample."""
 
@@ -77,15 +75,15 @@ def paths_of(group: rollout_pb2.Group) -> Paths:
     return Paths(parents, prefixes, branches)
 
 
-def check_sizes(meta: rollout_pb2.GroupMeta, most: int) -> int:
-    """The samples of ``meta``, whose branched paths have at most ``most`` tokens. Raises
-    BadPaths."""
+def check_sizes(meta: rollout_pb2.GroupMeta, most: int, branches: int) -> int:
+    """The samples of ``meta``. Each has at most ``branches`` sequences, and the paths of all but
+    the first at most ``most`` tokens. Raises BadPaths."""
     sizes, prefixes, lengths = list(meta.branches), list(meta.prefixes), list(meta.lengths)
     if not sizes and not prefixes:
         return len(lengths)
-    if min(sizes, default=0) < 1 or max(sizes) > MAX_BRANCHES or sum(sizes) != len(lengths):
+    if min(sizes, default=0) < 1 or max(sizes) > branches or sum(sizes) != len(lengths):
         what = f"branches {sizes[:64]} of {len(lengths)} sequences"
-        raise BadPaths(f"{what}: each sample has 1 to {MAX_BRANCHES} of them")
+        raise BadPaths(f"{what}: each sample has 1 to {branches} of them")
     if len(prefixes) != len(lengths):
         raise BadPaths(f"{len(prefixes)} prefixes of {len(lengths)} sequences: one each")
     paths = [prefix + length for prefix, length in zip(prefixes, lengths, strict=True)]

@@ -170,7 +170,7 @@ class Conversation:
             self._refuse(TURNS, f"the model has had its {self.max_turns} turns")
         if transcript not in self.transcripts:
             if len(self.transcripts) >= self.max_branches:
-                self._refuse(BRANCHES, f"the sample has its {self.max_branches} sequences")
+                self._refuse(BRANCHES, f"the sample may have {self.max_branches} sequences")
             self.transcripts.append(transcript)
         number = max(self._turns, default=-1) + 1
         if not self._runs():

@@ -165,7 +165,7 @@ class EnvironmentRunner:
             max_context=context,
             max_prompt=min(self._tokenizer.limit, context - 1),
             max_turns=task.max_turns,
-            max_branches=self._config.rollout.max_branches,
+            max_branches=self._config.most_branches,
         )
 
     async def _play(

@@ -16,6 +16,9 @@ from paceline.config.fields import (
 )
 from paceline.errors import did_you_mean
 
+MAX_BRANCHES = 1 << 10
+"""Most sequences of a sample."""
+
 
 class RolloutConfig(Section):
     source: Annotated[
@@ -117,9 +120,10 @@ class RolloutConfig(Section):
     max_turns: Annotated[Positive, LEASE] = 8
     """Most model turns in a sample of an environment. max_tokens limits a turn, max_context all of
     one sequence."""
-    max_branches: Positive = 16
+    max_branches: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] = 16
     """Most sequences of a sample of an environment. An agent opens one if it rewrites its history,
-    asks a sub-agent, or has calls side by side."""
+    asks a sub-agent, or has calls side by side. A train.algorithm that compares completions takes
+    1."""
     branch_threshold: NonNegative = 0
     """Characters in which an agent may have changed a message of the model, between the first and
     the last of them, without opening a branch: the sequence goes on as it was sampled. Blanks do

@@ -163,8 +163,9 @@ def test_a_branch_of_any_place_before_it_is_accepted(of: int, prefix: int) -> No
     each = accepted(message, replace(LIMITS, each_branch=True), newest_version=0)
     assert each.sequence_versions == (((0,), 6),)
     assert (each.reward_mean, each.reward_std) == (meta.reward_mean, meta.reward_std)
-    with pytest.raises(Invalid, match=r"train\.algorithm = dpo .* samples of one sequence"):
-        accepted(message, replace(LIMITS, whole_samples="dpo"), newest_version=0)
+    accepted(message, replace(LIMITS, branches=3), newest_version=0)
+    with pytest.raises(Invalid, match="each sample has 1 to 2 of them"):
+        accepted(message, replace(LIMITS, branches=2), newest_version=0)
 
 
 def _span(version: int, length: int) -> common_pb2.VersionSpan:

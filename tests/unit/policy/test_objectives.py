@@ -14,6 +14,7 @@ from paceline.config.fields import Section
 from paceline.config.load import fleet_digest, run_digest
 from paceline.config.objectives import BUILT_IN
 from paceline.config.sections.objective_options import DpoOptions
+from paceline.payloads.group_limits import GroupLimits
 from paceline_launcher.cli import app
 from policy_worker.conformance import conformance
 from policy_worker.objectives.batch import BadGroup
@@ -94,7 +95,10 @@ def test_the_examples_advantages_are_rewards_less_the_mean_of_the_others() -> No
     np.testing.assert_allclose(found, [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0.5 - 0.5])
 
 
-def test_pairs_of_a_class_by_name_are_not_formed_of_branches() -> None:
+def test_an_objective_that_compares_completions_takes_no_branches() -> None:
+    """The controller refuses them, or, if it does not know the class, the policy worker."""
+    config = make_config(train={"algorithm": "online_dpo"})
+    assert GroupLimits.of(config).branches == 1 < GroupLimits.of(make_config()).branches
     pairs = objective_class("policy_worker.objectives.preferences:Dpo")(make_config())
     groups = [make_group("t0", [1], [[2], [3]], [1.0, 0.0])]
     assert pairs.columns(decode(groups), totals_of(groups)).pairs is not None
