@@ -5,13 +5,15 @@
 First it says what this machine lacks. Then: log-probs and gradients against the CPU; a NCCL
 communicator of one rank; generation and weight swaps of the engines; the trainer on Qwen3 shapes of
 0.6B to 4B, with rows of 8k to 32k tokens whose lengths change, each setting alone, and its peak
-memory against the plan; publishing and checkpoints beside training; turns of a trainer and an
-engine at one device; and a short run in which a rollout worker and a policy replica are killed.
-Parts that need missing packages are left out, and a part that fails stops no other. Without a GPU
-everything runs on the CPU with a toy model. Exit status 1 if a part fails.
+memory against the plan; adapters (LoRA) on 4B and 8B; publishing and checkpoints beside training;
+turns of a trainer and an engine at one device; and a short run in which a rollout worker and a
+policy replica are killed. Parts that need missing packages are left out, and a part that fails
+stops no other. Without a GPU everything runs on the CPU with a toy model. Exit status 1 if a part
+fails.
 """
 
 import argparse
+import gc
 import importlib.util
 import json
 import sys
@@ -26,10 +28,15 @@ try:
 
     from benchmarks.gpu_check.beside import beside_training
     from benchmarks.gpu_check.fleet import fleet, missing
-    from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, TOY
+    from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, QWEN3_8B, TOY
     from benchmarks.gpu_check.parity import parity
     from benchmarks.gpu_check.serving import communicator, engines
-    from benchmarks.gpu_check.trainer_speed import OPTIONS, publication, trainer_speed
+    from benchmarks.gpu_check.trainer_speed import (
+        OPTIONS,
+        publication,
+        trainer_speed,
+        with_adapters,
+    )
     from benchmarks.gpu_check.turns import turns
     from paceline.process.compute_device import c_compiler, give_back_freed, pick_device
 except ModuleNotFoundError as error:
@@ -79,6 +86,8 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
     for shape, rows in sizes.items():
         parts[f"trainer, {shape.name}"] = partial(trainer_speed, device, shape, rows)
     parts["publication"] = lambda: [publication(device, small)]
+    for shape, rows in ({QWEN3_4B: (8192,), QWEN3_8B: (8192,)} if gpus else sizes).items():
+        parts[f"LoRA, {shape.name}"] = partial(with_adapters, device, shape, rows[:1])
     parts["turns"] = lambda: turns(device, small)
     parts["beside training"] = partial(beside_training, device, small, lengths[0])
     if with_fleet and not missing():
@@ -97,6 +106,7 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
             found[part] = run()
         except Exception as error:  # whatever a machine does: the other parts say more about it
             found[part] = [{"error": f"{type(error).__name__}: {error}"[:2000], "ok": False}]
+        gc.collect()
         give_back_freed(device)  # processes of the fleet compute there too
         print(f"\n{part}, {time.perf_counter() - begun:.0f} s")
         for row in found[part]:

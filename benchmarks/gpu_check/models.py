@@ -8,7 +8,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from paceline.config.schema import Config
+from paceline.config.sections.inputs import LoraConfig
 from paceline.ids import Step, Version
+from paceline.lora import adapters_of, attach, initial
 from paceline.process.compute_device import attention_of, compiles
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.model import attention
@@ -31,6 +33,7 @@ class Shape:
     heads: int
     kv_heads: int
     vocabulary: int
+    tied: bool = True
 
     @property
     def config(self) -> Qwen3Config:
@@ -43,13 +46,14 @@ class Shape:
             num_key_value_heads=self.kv_heads,
             head_dim=128 if self.hidden >= 1024 else 16,
             max_position_embeddings=40_960,
-            tie_word_embeddings=True,
+            tie_word_embeddings=self.tied,
         )
 
 
 QWEN3_0_6B = Shape("Qwen3 0.6B", 1024, 3072, 28, 16, 8, 151_936)
 QWEN3_1_7B = Shape("Qwen3 1.7B", 2048, 6144, 28, 16, 8, 151_936)
 QWEN3_4B = Shape("Qwen3 4B", 2560, 9728, 36, 32, 8, 151_936)
+QWEN3_8B = Shape("Qwen3 8B", 4096, 12_288, 36, 32, 8, 151_936, tied=False)
 TOY = Shape("toy", 64, 192, 2, 4, 2, 512)
 
 
@@ -60,6 +64,7 @@ def run_config(
     attention: str = "auto",
     compiled: bool | str = "auto",
     gradient_checkpointing: bool = False,
+    lora: dict[str, object] | None = None,
     **memory: object,
 ) -> Config:
     """``row_tokens``: of a row as it is. Its limit counts a prompt once for each completion."""
@@ -71,6 +76,7 @@ def run_config(
                 "attention": attention,
                 "compile": compiled,
                 "gradient_checkpointing": gradient_checkpointing,
+                "lora": lora,
             },
             "data": {"path": "unused"},
             "train": {"memory": {"tokens_per_microbatch": 2 * row_tokens, **memory}},
@@ -79,14 +85,20 @@ def run_config(
     )
 
 
-def make_model(shape: Shape, device: torch.device) -> nn.Module:
-    """The same float32 weights on every device: they are drawn on the CPU if the model is small."""
+def make_model(shape: Shape, device: torch.device, lora: LoraConfig | None = None) -> nn.Module:
+    """The same float32 weights on every device: they are drawn on the CPU if the model is small.
+    With ``lora`` they are bfloat16 and frozen, under float32 adapters."""
+    dtype = torch.float32 if lora is None else torch.bfloat16
     attention.register()
     torch.manual_seed(0)
     with torch.device("cpu" if shape is TOY else device):
-        model = AutoModelForCausalLM.from_config(shape.config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(shape.config, dtype=dtype)
     model = model.to(device)
     make_scorer(model)
+    if lora is not None:
+        attach(model, lora)
+        for name, adapter in adapters_of(model).items():
+            adapter.data.copy_(initial(name, adapter.shape, lora, seed=0))
     return model
 
 

@@ -38,26 +38,40 @@ def write_model(shape: Shape, device: torch.device, path: Path) -> Path:
 def engines(device: torch.device, shape: Shape, tokens: int) -> list[dict[str, Any]]:
     """Tokens per second of 64 sequences of ``tokens`` new tokens, by themselves and while weights
     are swapped: with decode steps as CUDA graphs, without, and in vLLM."""
-    ways: dict[str, dict[str, Any]] = {"transformers": {}}
+    ways = engines_here(device)
     if device.type == "cuda":
         ways["transformers, no CUDA graphs"] = {"cuda_graphs": False}
-    with_vllm = device.type == "cuda" and importlib.util.find_spec("vllm") is not None
-    if with_vllm:
-        ways["vllm"] = {"engine": "vllm"}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-check-") as name:
         path = write_model(shape, device, Path(name))
         for way, settings in ways.items():
-            config = Config.model_validate(
-                {
-                    "model": {"path": str(path), "device": device.type, "dtype": "bfloat16"},
-                    "data": {"path": "unused", "max_prompt_tokens": PROMPT},
-                    "rollout": {"max_sequences": SEQUENCES, "max_tokens": tokens, **settings},
-                }
-            )
+            config = engine_config(path, device, {"max_tokens": tokens, **settings})
             rows.append({"engine": way, **asyncio.run(_served(config, shape, device))})
             gc.collect()
-    return rows if with_vllm else [*rows, {"engine": "vllm", "left out": "no GPU, or no vLLM"}]
+    return rows if "vllm" in ways else [*rows, WITHOUT_VLLM]
+
+
+WITHOUT_VLLM = {"engine": "vllm", "left out": "no GPU, or no vLLM"}
+
+
+def engines_here(device: torch.device) -> dict[str, dict[str, Any]]:
+    """Settings in [rollout] of the engines that this machine can run."""
+    on_gpu = device.type == "cuda" and importlib.util.find_spec("vllm") is not None
+    return {"transformers": {}} | ({"vllm": {"engine": "vllm"}} if on_gpu else {})
+
+
+def engine_config(
+    path: Path, device: torch.device, settings: dict[str, Any], **fleet: Any
+) -> Config:
+    """``settings``: in [rollout]."""
+    return Config.model_validate(
+        {
+            "model": {"path": str(path), "device": device.type, "dtype": "bfloat16"},
+            "data": {"path": "unused", "max_prompt_tokens": PROMPT},
+            "rollout": {"max_sequences": SEQUENCES, **settings},
+            "fleet": fleet,
+        }
+    )
 
 
 async def _served(config: Config, shape: Shape, device: torch.device) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Speed and memory of the trainer on one device: tokens per second, MFU, peak memory against the
 plan, and what the publication of weights takes from training."""
 
-import gc
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from benchmarks.gpu_check.models import (
 )
 from paceline.config.schema import Config
 from paceline.ids import Step, Version
+from paceline.lora import adapters_of
 from paceline.memory_plan import memory_plan
 from paceline.model_shape import shape_of
 from paceline.v1.rollout_pb2 import Group
@@ -40,16 +41,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "offloaded optimizer": {"offload_optimizer": True},
 }
 """Settings of the trainer that change its speed and memory alone."""
+LORA = "adapters of rank 16"
+SETTINGS = OPTIONS | {LORA: {"lora": {"rank": 16}, "gradient_checkpointing": True}}
 
 
 def trainer_speed(
     device: torch.device, shape: Shape, sizes: Sequence[int], option: str = ""
 ) -> list[dict[str, Any]]:
     """For each size, steps of one row of so many tokens, whose sequences have other lengths in each
-    step: forward, loss, backward, clip, AdamW. ``option``: one of OPTIONS; by default none."""
-    model = make_model(shape, device)
-    chosen = OPTIONS.get(option, {})
-    gradients = make_gradients(model, run_config("bfloat16", max(sizes), **chosen), device)
+    step: forward, loss, backward, clip, AdamW. ``option``: one of SETTINGS; by default none."""
+    chosen = SETTINGS.get(option, {})
+    config = run_config("bfloat16", max(sizes), **chosen)
+    gradients = make_gradients(make_model(shape, device, config.model.lora), config, device)
     rows: list[dict[str, Any]] = []
     for size in sizes:
         if device.type == "cuda":
@@ -77,7 +80,6 @@ def trainer_speed(
                 **_on_gpu(gradients, shape, plan, groups[-1], middle),
             }
         )
-    gc.collect()
     return rows
 
 
@@ -100,12 +102,15 @@ def _on_gpu(
     gradients: Gradients, shape: Shape, config: Config, group: Group, seconds: float
 ) -> dict[str, float]:
     """Share of a step in which the GPU computes, from the times of its kernels; share of its peak,
-    for 6 operations per parameter and token, without what is recomputed and attention (Chowdhery et
-    al., PaLM, arXiv 2204.02311, appendix B); and peak memory against `paceline plan memory`, less
-    what one process without a mesh does not hold."""
+    for 6 operations per parameter and token, 4 if it is frozen, without what is recomputed and
+    attention (Chowdhery et al., PaLM, arXiv 2204.02311, appendix B); and peak memory against
+    `paceline plan memory`, less what one process without a mesh does not hold."""
     if gradients.device.type != "cuda":
         return {}
-    parts = memory_plan(config, shape_of(shape.config, "bfloat16"))[0].gpu
+    sizes = shape_of(shape.config, "bfloat16")
+    if config.model.lora is not None:
+        sizes = replace(sizes, adapters=sum(p.numel() for p in gradients.parameters))
+    parts = memory_plan(config, sizes)[0].gpu
     planned = sum(parts.values()) - parts["published weights"] - parts["reduction scratch"]
     peak = torch.cuda.max_memory_allocated(gradients.device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -113,11 +118,12 @@ def _on_gpu(
     busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
     name = torch.cuda.get_device_name(gradients.device)
     flops = next((flops for part, flops in PEAK_FLOPS.items() if part in name), float("nan"))
-    parameters = sum(p.numel() for p in gradients.parameters)
+    weights = gradients.state.model.parameters()
+    operations = sum(p.numel() * (6 if p.requires_grad else 4) for p in weights)
     tokens = config.train.memory.tokens_per_microbatch
     return {
         "GPU busy": busy / seconds,
-        "MFU": 6 * parameters * tokens / seconds / flops,
+        "MFU": operations * tokens / seconds / flops,
         "peak, GiB": peak / (1 << 30),
         "of the plan": peak / planned,
     }
@@ -128,15 +134,22 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def publication(device: torch.device, shape: Shape) -> dict[str, Any]:
+def with_adapters(device: torch.device, shape: Shape, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """LoRA: the steps of trainer_speed(), and versions that have the adapters alone."""
+    return [*trainer_speed(device, shape, sizes, LORA), publication(device, shape, LORA)]
+
+
+def publication(device: torch.device, shape: Shape, option: str = "") -> dict[str, Any]:
     """Snapshots in bfloat16. The training thread is held while it starts the copy, not while the
     device makes it."""
-    model = make_model(shape, device)
+    lora = run_config("bfloat16", 1, **SETTINGS.get(option, {})).model.lora
+    model = make_model(shape, device, lora)
+    weights = dict(model.named_parameters()) if lora is None else adapters_of(model)
     pool, wire = SnapshotPool(), WireDtype(torch.bfloat16)
     held, copied, rates = [], [], []
     for version in range(VERSIONS):
         begun = time.perf_counter()
-        snapshot = WeightSnapshot.take(version, model.named_parameters(), pool, wire=wire)
+        snapshot = WeightSnapshot.take(version, weights.items(), pool, wire=wire)
         held.append(time.perf_counter() - begun)
         snapshot.wait_ready()
         copied.append(time.perf_counter() - begun)
@@ -148,6 +161,7 @@ def publication(device: torch.device, shape: Shape) -> dict[str, Any]:
         del snapshot
     return {
         "model": shape.name,
+        "with": option or "defaults",
         "GB": size / 1e9,
         "held by training, ms": statistics.median(held[1:]) * 1e3,
         "snapshot complete, ms": statistics.median(copied[1:]) * 1e3,

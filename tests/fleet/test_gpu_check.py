@@ -32,8 +32,12 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Pa
     speeds = [row for part in found if part.startswith("trainer, ") for row in found[part]]
     assert len(speeds) > 2
     assert all(row["tokens/s"] > 0 for row in speeds)
-    assert found["publication"][0]["GB"] > 0
-    assert [row["role"] for row in found["turns"]] == ["trainer"] * 3 + ["engine"] * 3
+    *adapted, adapters = found["LoRA, toy"]
+    assert [row["tokens/s"] > 0 for row in adapted] == [True]
+    assert found["publication"][0]["GB"] > 2 * adapters["GB"] > 0
+    *turns, switch, _ = found["turns"]
+    assert [row["role"] for row in turns] == ["trainer"] * 3 + ["transformers"] * 3
+    assert switch["to training, s"] > 0 and switch["to generation, s"] > 0
     assert "a GPU: no speed of one" in found["lacks"]
     assert [row["ok"] for row in found["communicator"]] == [True, True]
     assert found["engines"][0]["tokens/s"] > 0
