@@ -91,6 +91,7 @@ class Liveness:
         """Number of epochs that broke in a row at this step, without a commit."""
         self._error_epoch = 0  # Newest epoch with a report of a failed collective
         self._looked_t: float | None = None  # Time of the last tick
+        self._began_t = 0.0  # Since then every worker could register with this leader
 
     # ---- evidence -------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class Liveness:
         self.pulses = {}
         self._forget(ledger.state, now)
         self._broken_epoch = self._breaks = 0
-        self._looked_t = now
+        self._looked_t = self._began_t = now
         mesh = ledger.state.fleet.mesh
         self._error_epoch = mesh.epoch if mesh is not None and mesh.broken else 0
 
@@ -173,6 +174,9 @@ class Liveness:
             )
         if self._may_form(state, dead, now):
             commands.append(cmd.form_mesh())
+        seats = state.fleet.seats
+        if seats.by_name and seats.doubted and now - self._began_t >= self._lease_s:
+            commands.append(cmd.end_doubt())
         if next_turn(state) is not None:
             commands.append(cmd.settle_turn())
         return commands
@@ -183,6 +187,7 @@ class Liveness:
         self._looked_t = now
         if missed_s <= 0.0:
             return
+        self._began_t = min(now, self._began_t + missed_s)
         for pulse in self.pulses.values():
             pulse.heard_t = min(now, pulse.heard_t + missed_s)
             pulse.progress_t = min(now, pulse.progress_t + missed_s)

@@ -194,7 +194,7 @@ def _seats(s: State) -> Iterator[str]:
     sides = {(seat.device, holder.role.side) for seat, holder in held}
     if len(sides) > len({device for device, _ in sides}):
         yield f"both sides hold seats of one device: {sorted(sides)}"
-    doubtful = {seat.device for seat in seats.by_name.values() if seat.strays}
+    doubtful = {seat.device for seat in seats.by_name.values() if seats.doubted or seat.strays}
     for worker in s.fleet.members():
         if (step := s.steps.open) is None or s.fleet.occupies(worker):
             continue

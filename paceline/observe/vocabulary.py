@@ -45,6 +45,7 @@ class EventType(StrEnum):
     SEAT_GRANTED = "SeatGranted"
     SEAT_LENT = "SeatLent"
     SEAT_RETURNED = "SeatReturned"
+    SEATS_CERTAIN = "SeatsCertain"
     SETTINGS_CHANGED = "SettingsChanged"
     SPARE_SET = "SpareSet"
     STEP_ABORTED = "StepAborted"

@@ -132,12 +132,12 @@ class Cluster:
 
     def occupies(self, seat: str, worker_id: str, incarnation: int, grant: int) -> None:
         """The worker begins to use the devices of its seat."""
-        users, living = self.users_of(seat), self.oracle.living
+        users, may_live = self.users_of(seat), self.oracle.may_live
         for name, (number, _) in users.items():
             # One that was declared dead while it runs learns it with its next directive.
-            there = living.get(name) == number and self.workers[name].alive
+            there = self.workers[name].alive and may_live(name, number)
             alike = not name.startswith("policy") and not worker_id.startswith("policy")
-            here = living.get(worker_id) == incarnation
+            here = may_live(worker_id, incarnation)
             if name != worker_id and there and here and not alike:
                 raise Violation(f"{worker_id} uses {seat}, and so does {name}")
         users[worker_id] = incarnation, grant

@@ -133,6 +133,7 @@ class Oracle:
         self._buried: dict[str, bool] = {}
         """Tasks of the worker that is dying, and whether they are quarantined for it."""
         self.living: dict[str, int] = {}
+        self.dead: set[int] = set()  # Incarnations
         self.members: dict[str, int] = {}
         self.votes: dict[str, str] = {}
         self.shards: dict[str, tuple[int, ...]] = {}
@@ -227,10 +228,16 @@ class Oracle:
         self.leaving.add(e.worker_id)
 
     def _gone(self, worker_id: str, incarnation: int) -> None:
+        self.dead.add(incarnation)
         if self.living.pop(worker_id, None) != incarnation:
             raise Violation(f"{worker_id} died twice")
         if left := self._held_by(worker_id, incarnation):
             raise Violation(f"{left} died with their owner {worker_id}")
+
+    def may_live(self, worker_id: str, incarnation: int) -> bool:
+        """By the journal, which may have lost its registration."""
+        lost = self.seats.doubted and incarnation not in self.dead
+        return lost or self.living.get(worker_id) == incarnation
 
     def _held_by(self, worker_id: str, incarnation: int) -> list[str]:
         return [t for t, lease in self.leases.items() if lease[1:] == (worker_id, incarnation)]
@@ -682,7 +689,7 @@ class Oracle:
             lost_payloads=self.lost_payloads,
             checked=False,
         )
-        anew.corrupted = True
+        anew.corrupted, anew.dead = True, anew.dead | self.dead
         anew._void_term = max(self.term, self._void_term)
         for landed in self.entries:
             anew.landed(landed)

@@ -17,6 +17,9 @@ class SeatOracle:
         self.holders: dict[str, tuple[str, int, int]] = {}
         """Worker, incarnation and grant, by seat."""
         self.asked: set[str] = set()
+        self.terms = 0
+        self.doubted = False
+        """Workers may have registered, and hold seats, in a part of the journal that is lost."""
         self.strays: set[str] = set()
         """Who may use a seat under a grant that is lost."""
         self.newest = 0
@@ -27,6 +30,8 @@ class SeatOracle:
         match event:
             case ev.WorkerRegistered() if event.seat:
                 self.seats[event.worker_id] = event.seat, event.incarnation
+                if self.doubted:
+                    self.strays.add(event.worker_id)
             case ev.WorkerDied():
                 self._gone(event.worker_id)
             case ev.WorkerChanged() if event.lifecycle == "stopped":
@@ -41,7 +46,10 @@ class SeatOracle:
                 if holder is not None and not holder[0].startswith(str(event.role)):
                     self.asked.add(event.seat)
             case ev.TermBegun():
+                self.terms, self.doubted = self.terms + 1, self.terms > 0
                 self.strays = {worker for worker in self.seats if not self._holds(worker)}
+            case ev.SeatsCertain():
+                self.doubted = False
             case ev.SeatAsked():
                 self.asked.add(event.seat)
             case ev.SeatGranted():
@@ -78,6 +86,8 @@ class SeatOracle:
             return f"{e.seat} is given to {e.worker_id}, who is dead or has another seat"
         if e.seat in self.holders:
             return f"{e.seat} of {self.holders[e.seat]} is given to {e.worker_id}"
+        if self.doubted:
+            return f"{e.seat} is given to {e.worker_id}, and somebody unknown may use its devices"
         self.strays.discard(e.worker_id)
         for name in (*self.strays, *(worker for worker, *_ in self.holders.values())):
             seat, device = self.seats[name][0], e.seat.partition(":")[0]

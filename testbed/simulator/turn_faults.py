@@ -62,6 +62,18 @@ def plan_turns(world: World, until: float) -> None:
         world.timeline.after(rng.uniform(0.5, until), lend, world, f"lend-{rng.random()}", training)
     for _ in range(rng.choice([0, 5, 20])):
         world.timeline.after(rng.uniform(0.5, until), _lie, world, rng)
+    if rng.random() < 0.5:
+        world.timeline.after(rng.uniform(2.0, 6.0), _lose_registration, world)
+
+
+def _lose_registration(world: World) -> None:
+    """Redis fails over and lacks the newest registration, and all grants since."""
+    for lost, entry in enumerate(reversed(world.redis.entries[-25:]), 1):
+        if any(isinstance(e, ev.WorkerRegistered) for e in entry.events):
+            world.oracle.counts["lost registrations"] += 1
+            world.redis.lose_tail(lost)
+            world.oracle.tail_lost()
+            break
 
 
 def arm(world: World, dooms: Sequence[Doom], until: float, rng: random.Random) -> None:

@@ -20,7 +20,8 @@ the newest state is parked, its seat goes back to training. A seat whose worker 
 or leaves does not count, and goes to the other side. The last seat that is left is held in turn.
 
 A failover of Redis may lose grants. So a new leader gives a seat to nobody before all others who
-may use it have said that they have parked (``Seat.strays``), or are dead.
+may use it have said that they have parked (``Seat.strays``), or are dead. If registrations are lost,
+too, it does not know them all. So it grants nothing before a lease is over (``Seats.doubted``).
 """
 
 from collections.abc import Mapping
@@ -81,6 +82,14 @@ def settle_turn(d: Decider, now: float) -> None:
     d.settle_fleet(now)
 
 
+@command
+def end_doubt(d: Decider, now: float) -> None:
+    """This term is as old as a lease: who is not registered by now has none."""
+    if d.state.fleet.seats.doubted:
+        d.emit(ev.SeatsCertain())
+        d.settle_fleet(now)
+
+
 def _successor(s: State, seat: Seat) -> Worker | None:
     """The worker whose turn it is; of several the one that stays."""
     side = s.fleet.seats.role_of(seat)
@@ -90,11 +99,12 @@ def _successor(s: State, seat: Seat) -> Worker | None:
 
 
 def _in_use(s: State, seat: Seat, worker: Worker) -> bool:
-    """True if a stray may have the seat, or the other side something at its devices."""
+    """True if somebody unknown or a stray may have the seat, or the other side something at its
+    devices."""
     alike = [other for other in s.fleet.seats.by_name.values() if other.device == seat.device]
     users = {who for other in alike for who in (other.holder, *other.strays) if who is not None}
     strange = any(s.fleet.workers[name].role.side is not worker.role.side for name, _ in users)
-    return strange or bool({*seat.strays} - {worker.who})
+    return s.fleet.seats.doubted or strange or bool({*seat.strays} - {worker.who})
 
 
 @of_worker

@@ -46,9 +46,10 @@ class TermBegun(Event):
     def apply(self, s: State) -> None:
         s.term = self.term
         s.leader = self.controller_id
+        if s.terms:
+            s.fleet.doubt_grants()
         s.terms += 1
         s.failovers += self.failover
-        s.fleet.doubt_grants()
 
 
 @event()

@@ -93,6 +93,15 @@ class SeatGranted(Event):
 
 
 @event(listed=False)
+class SeatsCertain(Event):
+    """Whoever may use a seat is registered: a worker whose registration was lost has come again, or
+    its lease is over."""
+
+    def apply(self, s: State) -> None:
+        s.fleet.seats.doubted = False
+
+
+@event(listed=False)
 class SeatReturned(Event):
     """The holder has parked, or a stray: it uses none of the devices any more. After a failover all
     but the holder may be strays."""

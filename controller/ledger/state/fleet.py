@@ -177,7 +177,9 @@ class Fleet:
         return seat is None or (seat.holder == worker.who and not seat.asked)
 
     def doubt_grants(self) -> None:
-        """The journal may have lost its end: anybody with a seat may be using it."""
+        """The journal may have lost its end: anybody with a seat may be using it, registered or
+        not."""
+        self.seats.doubted = True
         living = [w for role in Role for w in self.living(role)]
         for seat in self.seats.by_name.values():
             others = (w.who for w in living if w.seat == seat.name and w.who != seat.holder)
@@ -268,6 +270,8 @@ class Fleet:
         self.workers[worker.worker_id] = worker
         self._living[worker.role][worker.worker_id] = worker
         self.seats.join(worker.seat)
+        if worker.seat and self.seats.doubted:
+            self.seats.by_name[worker.seat].strays += (worker.who,)
         gone = [w.worker_id for w in self.workers.values() if not w.alive]
         for worker_id in gone[:-_GONE_KEPT]:
             del self.workers[worker_id]

@@ -64,6 +64,8 @@ class Seats:
     why: str = "the run starts"  # Reason of the newest change of ``turn`` or of ``training``
     grants: int = 0  # The newest grant of all seats
     training: int = 0  # Lending: seats that are to train. 0: all take turns.
+    doubted: bool = False
+    """The journal may have lost registrations: somebody who is unknown may use any device."""
 
     @property
     def to_train(self) -> int:

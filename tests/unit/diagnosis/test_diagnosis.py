@@ -137,7 +137,7 @@ def taking_turns(asked_s: float, *, by_step: bool = True, **holder: Any) -> Evid
         run.register(name, seat="b/0")
         run.observe(name)
     run.observe("p0", state=0)
-    run.do(cmd.report_seat("p0", run.current["p0"], run.directive("p0").seat.grant, True))
+    run.do(cmd.report_seat("p0", run.current["p0"], run.directive("p0").seat.grant, True, 1))
     run.observe("r0", loaded=0)
     if by_step:
         run.fill("r0", 4)

@@ -257,7 +257,7 @@ def test_a_grant_that_redis_has_lost_is_asked_back_once() -> None:
     for worker, said in ("r0", grant), ("p0", grant + 1):
         say(run, worker, said)
         assert run.names() == [], "no grant of this term is lost"
-    run.do(cmd.begin_term(grant + 100, "controller-2"))
+    run.lead(grant + 100)
     say(run, "p0", grant + 1, parked=False)
     assert run.names() == ["SeatAsked"]
     say(run, "r0", grant)
@@ -276,7 +276,7 @@ def test_a_holder_that_is_ahead_of_the_journal_returns_its_seat() -> None:
     for said in grant + 1, grant + 100:
         say(run, "r0", said)
         assert run.names() == [], "no such grant can be lost in this term"
-    run.do(cmd.begin_term(grant + 100, "controller-2"))
+    run.lead(grant + 100)
     say(run, "r0", grant + 1)
     assert run.names() == ["SeatAsked"]
     say(run, "r0", grant + 1)
@@ -290,13 +290,37 @@ def test_a_holder_that_is_ahead_of_the_journal_returns_its_seat() -> None:
 def test_a_stray_that_dies_is_waited_for_no_more() -> None:
     run = seated(0, 1)
     grant = run.directive("r0").seat.grant
-    run.do(cmd.begin_term(grant + 100, "controller-2"))
+    run.lead(grant + 100)
     say(run, "r0", grant)
     say(run, "p0", grant + 1, parked=False)
     say(run, "r0", grant)
     assert not holder(run)
     run.die("p0")
     assert holder(run) == "r0"
+
+
+def test_a_worker_whose_registration_is_lost_keeps_the_others_from_its_devices() -> None:
+    run = seated()
+    lost = next(n for n, e in enumerate(run.journal) if e.get("worker_id") == "r0")
+    run.ledger = Ledger(checked=True)
+    for event in run.journal[:lost]:
+        run.ledger.apply(ev.from_json(event))
+    liveness = Liveness(FleetConfig(lease_ttl_s=5.0))
+    run.do(cmd.begin_term(100, "controller-1"))
+    liveness.begin(run.ledger, 0.0)
+    for _ in range(2):
+        say(run, "p0", 1)
+    assert run.names() == ["SeatReturned"] and not holder(run), "r0 is unknown, and may use it"
+    run.do(cmd.pause("a", True))  # the turn stays
+    come(run, "r0")
+    for worker in "p0", "r0":
+        liveness.heard(worker, run.current[worker], 3.0)
+    assert not any(liveness.tick(run.ledger, tenth / 10) for tenth in range(49))
+    (certain,) = liveness.tick(run.ledger, 5.0)
+    run.do(certain)
+    assert run.names() == ["SeatsCertain"] and not holder(run), "it has not parked yet"
+    say(run, "r0", 2)
+    assert run.names() == ["SeatReturned", "SeatGranted"] and holder(run) == "p0"
 
 
 def test_a_worker_that_has_parked_may_be_still_and_a_holder_may_not() -> None:
@@ -445,7 +469,7 @@ def test_a_scorer_under_a_grant_that_redis_has_lost_keeps_the_replica_away() -> 
     run.fill("r0", 4)
     turn(run)
     park(run, "s0")
-    run.do(cmd.begin_term(grant + 100, "controller-2"))
+    run.lead(grant + 100)
     say(run, "s0", grant + 50, parked=False)
     park(run, "r0")
     assert not holder(run)
