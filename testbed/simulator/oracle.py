@@ -235,9 +235,10 @@ class Oracle:
             raise Violation(f"{left} died with their owner {worker_id}")
 
     def may_live(self, worker_id: str, incarnation: int) -> bool:
-        """By the journal, which may have lost its registration."""
-        lost = self.seats.doubted and incarnation not in self.dead
-        return lost or self.living.get(worker_id) == incarnation
+        """By the journal, which may have lost its registration. Who was declared dead
+        stays so, even if that is lost, too."""
+        there = self.seats.doubted or self.living.get(worker_id) == incarnation
+        return there and incarnation not in self.dead
 
     def _held_by(self, worker_id: str, incarnation: int) -> list[str]:
         return [t for t, lease in self.leases.items() if lease[1:] == (worker_id, incarnation)]

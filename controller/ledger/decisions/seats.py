@@ -20,8 +20,8 @@ the newest state is parked, its seat goes back to training. A seat whose worker 
 or leaves does not count, and goes to the other side. The last seat that is left is held in turn.
 
 A failover of Redis may lose grants. So a new leader gives a seat to nobody before all others who
-may use it have said that they have parked (``Seat.strays``), or are dead. If registrations are lost,
-too, it does not know them all. So it grants nothing before a lease is over (``Seats.doubted``).
+may use it have said that they have parked (``Seat.strays``), or are dead. Registrations may be lost
+too: it grants nothing before its term is as old as a lease (``Seats.doubted``).
 """
 
 from collections.abc import Mapping
