@@ -601,6 +601,11 @@ class Oracle:
         if plan.total_sequences != sequences:
             counted = f"{plan.total_sequences} sequences, not {sequences}"
             raise Violation(f"step {plan.step} counts {counted}")
+        samples = sum(g.samples for g in members)
+        rewards = sum(g.reward_mean * g.samples for g in members)
+        if plan.total_samples != samples or abs(plan.reward_sum - rewards) > 1e-6:
+            counted = f"{plan.total_samples} samples with {plan.reward_sum}, not {samples}"
+            raise Violation(f"step {plan.step} counts {counted} with {rewards}")
 
     def _on_RolledBack(self, e: ev.RolledBack) -> None:
         if e.version <= max(self.versions) or e.step > len(self.line):

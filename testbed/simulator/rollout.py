@@ -201,6 +201,9 @@ class SimulatedRolloutWorker(SimulatedWorker):
                 group.completions[-1].ClearField("reward")
                 group.completions[-1].ClearField("answer")
                 group.completions[-1].branch.CopyFrom(branch)
+                newest = [common_pb2.VersionSpan(version=last, length=tokens)]
+                del group.completions[-1].versions[:]
+                group.completions[-1].versions.extend(newest)
         return group
 
     def receive(
