@@ -42,4 +42,6 @@ class UnpackedRank(PacelineRank):
         return sum(t.numel() for t in staged.slices.values()), whole
 
     def paceline_planned(self: Any) -> bool:
-        return self._paceline_weights.plan is not None
+        """It has a plan, and nothing of what the plan was made with."""
+        weights = self._paceline_weights
+        return weights.plan is not None and not hasattr(weights, "quantised")

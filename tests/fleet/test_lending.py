@@ -116,7 +116,7 @@ def test_a_wrong_split_moves_by_itself_to_a_better_one_and_a_user_can_move_it_ba
         (TRAINS, "rollout-1", "parking"),
         (GENERATES, "policy-1", "parking"),
         *(
-            pytest.param(side, victim, instant, marks=pytest.mark.long)
+            pytest.param(side, victim, instant, marks=pytest.mark.slow)
             for side, victim, instants in (
                 (TRAINS, "rollout-1", ("park", "parked")),
                 (TRAINS, "policy-1", ("unpark", "state_transfer")),
@@ -147,9 +147,9 @@ def test_a_worker_that_is_killed_inside_a_loan_costs_the_others_nothing(
     ("victim", "instant"),
     [
         ("leader", "SeatReturned"),
-        pytest.param("leader", "SeatLent", marks=pytest.mark.long),
-        pytest.param("leader", "SeatGranted", marks=pytest.mark.long),
-        pytest.param("policy-0", "SeatGranted", marks=pytest.mark.long),
+        pytest.param("leader", "SeatLent", marks=pytest.mark.slow),
+        pytest.param("leader", "SeatGranted", marks=pytest.mark.slow),
+        pytest.param("policy-0", "SeatGranted", marks=pytest.mark.slow),
     ],
 )
 def test_a_loan_goes_on_if_the_leader_or_the_other_trainer_is_killed(

@@ -103,7 +103,7 @@ def assert_one_holder(events: list[Event]) -> None:
 @pytest.mark.parametrize(
     ("name", "instant"),
     [
-        pytest.param(name, instant, marks=() if instant == "parking" else pytest.mark.long)
+        pytest.param(name, instant, marks=() if instant == "parking" else pytest.mark.slow)
         for name in NAMES
         for instant in TURNS
     ],
@@ -122,7 +122,7 @@ def test_a_worker_that_is_killed_around_a_switch_costs_the_others_nothing(
 
 
 @pytest.mark.parametrize(
-    "instant", ["TurnChanged", pytest.param("SeatReturned", marks=pytest.mark.long), "SeatGranted"]
+    "instant", ["TurnChanged", pytest.param("SeatReturned", marks=pytest.mark.slow), "SeatGranted"]
 )
 def test_a_switch_goes_on_under_the_next_leader(fleet: LaunchedFleet, instant: str) -> None:
     before, at = fleet.pids(), fleet.mark()

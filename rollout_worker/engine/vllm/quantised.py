@@ -100,18 +100,23 @@ class QuantisedLayers:
 
     def _columns(self, layer: Any) -> Iterator[str]:
         width, dtype, parts = self._filled[layer]
-        if layer.weight.dtype not in _STEPS:
+        # Of a kernel's own form the dtype says nothing.
+        key = getattr(layer.quant_method, "weight_quant_key", None)
+        if (kind := layer.weight.dtype if key is None else key.dtype) not in _STEPS:
             return
         device = layer.weight.device
         chosen = torch.tensor(random.sample(range(width), min(width, COLUMNS)), device=device)
         asked = torch.zeros(len(chosen), width, dtype=dtype, device=device)
         held = layer.quant_method.apply(layer, asked.scatter_(1, chosen[:, None], 1), None).float()
-        share, floor = _STEPS[layer.weight.dtype]
+        share, floor = _STEPS[kind]
         share += torch.finfo(dtype).eps  # the product is rounded to the type of what it is given
+        sources = {place: self.weights.part(place).reshape(at[2]) for place, at in parts.items()}
+        # Several weights in one layer may have one scale.
+        floor *= max((float(source.abs().max()) for source in sources.values()), default=0.0)
         for place, (row, column, size) in parts.items():
-            source = self.weights.part(place).reshape(size)
+            source = sources[place]
             inside = (chosen >= column) & (chosen < column + size[1])
             sent = source[:, (chosen[inside] - column).to(source.device)].T.to(device).float()
             far = (held[inside, row : row + size[0]] - sent).abs() - share * sent.abs()
-            if not (far <= floor * source.abs().max().to(device)).all():
+            if not (far <= floor).all():
                 yield place[0]

@@ -105,6 +105,8 @@ class PacelineRank:
                     if first:
                         weights.noted = weights.notes.places()
                         self._paceline_plan(weights, staged, loaded)
+                    if weights.plan is not None:  # it has the views; these keep this version
+                        del weights.notes, weights.quantised
                 else:
                     self.paceline_fill(self.model_runner.model, staged.tensors)
             if self.device.type != "cpu":

@@ -24,4 +24,4 @@ def test_kill_mid_save_leaves_only_complete_checkpoints(tmp_path):
     # The kills must have hit writes under way, or the test shows nothing.
     assert counts["killed"] >= 20, counts
     assert counts["left_unfinished"] >= 5, counts
-    assert len(counts["newest"]) >= 3, counts
+    assert len(counts["newest"]) >= 2, counts

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rollout_worker.engine.parameters import differing
+from rollout_worker.engine.vllm.quantised import QuantisedLayers
 from rollout_worker.engine.vllm.rank_weights import RankWeights
 from rollout_worker.engine.vllm.readback import Readback
 
@@ -166,3 +167,32 @@ def test_parameters_that_no_checkpoint_carries_do_not_matter(weights: Weights) -
     model = Model()
     model.scale = nn.Parameter(torch.ones(1), requires_grad=False)
     assert planned(weights, model, model.load) is not None
+
+
+class OneScale:
+    """Quantises a layer to float8 with one scale for all weights in it."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.scale = layer.weight.abs().max() / 448
+        quantised = (layer.weight / layer.scale).to(torch.float8_e4m3fn)
+        layer.weight = nn.Parameter(quantised, requires_grad=False)
+
+    def apply(self, layer: Any, x: Tensor, _bias: None) -> Tensor:
+        return x @ (layer.weight.float() * layer.scale).T
+
+
+def test_a_quantised_layer_is_compared_by_what_its_kernel_multiplies_with() -> None:
+    draw = torch.Generator().manual_seed(0)
+    weights = {"q": 60 * torch.randn(32, 64, generator=draw), "k": torch.randn(32, 64)}
+    layer: Any = nn.Module()
+    layer.weight = nn.Parameter(torch.zeros(64, 64), requires_grad=False)
+    layer.quant_method = OneScale()
+    notes = Readback(weights)
+    layers = QuantisedLayers(notes, RankWeights(weights), complete=True)
+    with notes:
+        layer.weight.data[:32].copy_(weights["q"])
+        layer.weight.data[32:].copy_(weights["k"])
+    layers._quantise(layer.quant_method)(layer)
+    assert (layers.differing(), len(notes.views), len(notes.places())) == ([], 0, 2)
+    layer.weight.data[:32] = layer.weight.data[:32].roll(1, 0)
+    assert layers.differing() == ["q"]
