@@ -115,7 +115,8 @@ def no_seat_is_freed_by_a_death(patch: pytest.MonkeyPatch) -> None:
 
 def any_report_returns_a_seat(patch: pytest.MonkeyPatch) -> None:
     @of_worker
-    def report_seat(d: Any, now: float, worker: Worker, grant: int, parked: bool, seen_term: int
+    def report_seat(
+        d: Any, now: float, worker: Worker, grant: int, parked: bool, seen_term: int
     ) -> None:
         seat = d.state.fleet.seats.by_name.get(worker.seat)
         if seat is not None and seat.holder is not None and parked:
