@@ -50,7 +50,10 @@ def guard(life_fd: int) -> None:
     try:
         # Otherwise the worker would not see the end of the process's output.
         os.closerange(0, 3)
-        select.select([life_fd, ended_read], [], [])
+        ends = select.poll()  # select() takes no descriptor beyond 1023
+        for fd in (life_fd, ended_read):
+            ends.register(fd, select.POLLIN)
+        ends.poll()
     finally:
         status = os.waitstatus_to_exitcode(_kill_all(running))
         # As the process ended, which the worker reports.

@@ -151,6 +151,7 @@ def http_server(
         lifespan="off",
         loop="none",
         log_config=None,
+        log_level="error",  # strangers' garbage is a warning
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -152,11 +152,13 @@ class Endpoint:
     headers: Mapping[str, str]
     model: str
     ca_file: str | None  # PEM by which clients verify it; None: on loopback, without TLS
+    trust_file: str | None  # PEM with it and the authorities that clients trust without it
 
     @property
     def environ(self) -> dict[str, str]:
         """Variables from which an agent in a process of its own reads all of it."""
-        files = dict.fromkeys(("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"), self.ca_file)
+        # The first replaces a client's own authorities, the second is added to them.
+        files = {"SSL_CERT_FILE": self.trust_file, "NODE_EXTRA_CA_CERTS": self.ca_file}
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,

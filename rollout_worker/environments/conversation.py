@@ -70,6 +70,8 @@ class Conversation:
     full: bool = False  # It ended the sample, or the limit is one of all transcripts together
     failure: Exception | None = None
     """The error by which the attempt has failed, even if the environment catches it."""
+    told: set[int] = field(default_factory=set)
+    """Numbers of the turns whose replies the endpoint has sent."""
     _turns: set[int] = field(default_factory=set)
     """Numbers of the turns that are recorded or under way."""
     _calls: Iterator[int] = field(default_factory=lambda: count(1))

@@ -2,6 +2,7 @@
 so that clients raise the exceptions their users know."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +28,13 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"{digits[:80]} is beyond a float")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 class ApiError(Exception):
@@ -213,13 +220,12 @@ def _call_at(text: str, start: int) -> tuple[tuple[str, dict[str, Any]] | None, 
 
 
 def parse_arguments(arguments: Any) -> Any:
-    """The value of a JSON text; None if it is invalid or has half a surrogate pair. Anything else
-    is returned as it is."""
-    if not isinstance(arguments, str):
-        return arguments
+    """The value of a JSON text, or the value itself; None if it is invalid, or has half a surrogate
+    pair or a number that is not finite."""
     try:
-        value = _DECODER.decode(arguments or "{}")
-        json.dumps(value, ensure_ascii=False).encode()
+        text = isinstance(arguments, str)
+        value = _DECODER.decode(arguments or "{}") if text else arguments
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         return value
     except (ValueError, RecursionError):
         return None

@@ -52,6 +52,8 @@ def _function_tool(tool: dict[str, Any]) -> dict[str, Any]:
         raise PydanticCustomError(INVALID, "an object with type and function is expected")
     if not isinstance(function.get("name"), str):
         raise PydanticCustomError(INVALID, "a function with a name is expected")
+    if parse_arguments(tool) is None:
+        raise PydanticCustomError(INVALID, "a function is expected that JSON can hold")
     return tool
 
 
@@ -230,11 +232,13 @@ def place_of(
 def answered(
     conversation: Conversation, sent: list[Message], tools: Sequence[Mapping[str, Any]]
 ) -> Turn | None:
-    """The turn that has answered the same request; None if there is none."""
+    """The turn that was made for the same request and has not been told yet; None if there is none.
+    Calls side by side may be equal, and each of them has a turn of its own."""
     for transcript in conversation.transcripts:
         pieces, at, _ = _common_past(transcript, sent, tools, 0)
         for piece in transcript.pieces[pieces : pieces + 1]:
-            if piece.messages is not None and piece.messages[:-1] == sent[at:]:
+            is_same = piece.messages is not None and piece.messages[:-1] == sent[at:]
+            if is_same and piece.turn.number not in conversation.told:
                 return piece.turn
     return None
 
@@ -252,7 +256,8 @@ def _common_past(
         past = piece.messages or []
         pairs = list(zip(past, sent[at:], strict=False))
         differ = [_difference(old, new) for old, new in pairs]
-        if not past or len(pairs) < len(past) or max(differ) > threshold:
+        # Only the last message is a turn that the sample made; the others are the client's.
+        if len(pairs) < len(past) or not past or any(differ[:-1]) or differ[-1] > threshold:
             return number, at, total
         at, total = at + len(past), total + int(sum(differ))
     return len(transcript.pieces) if at else 0, at, total

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import socket
+import ssl
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,8 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import certifi
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -77,6 +80,7 @@ class ChatServer:
         self._served: dict[str, Conversation] = {}
         self._home: tempfile.TemporaryDirectory[str] | None = None
         self._ca: str | None = None
+        self._trust: str | None = None
         about = {"object": "model", "created": int(time.time()), "owned_by": "paceline"}
         self._card = {"id": self._model, **about}
         self._app = Starlette(
@@ -119,10 +123,16 @@ class ChatServer:
         """Path of a key and its certificate for ``host``."""
         self._home = tempfile.TemporaryDirectory(prefix="paceline-endpoint-")
         pair = certificate_of(1 + secrets.randbits(255), host)
-        both, public = (Path(self._home.name, name) for name in ("pair.pem", "ca.pem"))
-        write_private(both, (pair.key + pair.certificate).decode())
-        write_private(public, pair.certificate.decode())
-        self._ca = str(public)
+        both = Path(self._home.name, "pair.pem")
+        # Containers may mount the directory of what clients read: it has no key in it.
+        public = Path(self._home.name, "public")
+        public.mkdir()
+        own = pair.certificate.decode()
+        others = Path(ssl.get_default_verify_paths().cafile or certifi.where())
+        write_private(both, pair.key.decode() + own)
+        for name, text in (("ca.pem", own), ("trust.pem", f"{own}\n{others.read_text()}")):
+            write_private(public / name, text)
+        self._ca, self._trust = str(public / "ca.pem"), str(public / "trust.pem")
         return str(both)
 
     async def close(self) -> None:
@@ -144,6 +154,7 @@ class ChatServer:
             base_url=f"{self._origin}/v1",
             anthropic_url=self._origin,
             ca_file=self._ca,
+            trust_file=self._trust,
             api_key=key,
             headers={HEADER: key},
             model=self._model,
@@ -206,11 +217,15 @@ class ChatServer:
         if turn.done():
             _result(turn)
         if asked.stream:
-            return _Stream(turn, reply)
+            return _Stream(turn, reply, conversation.told)
         gone: asyncio.Future[Any] = asyncio.ensure_future(self._disconnected(request))
         try:
             await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
-            return JSONResponse(reply.whole(_result(turn))) if turn.done() else Response()
+            if not turn.done():
+                return Response()
+            content = reply.whole(_result(turn))
+            sent = BackgroundTask(_note, conversation.told, turn.result().number)
+            return JSONResponse(content, background=None if gone.done() else sent)
         finally:
             gone.cancel()
             turn.cancel()
@@ -240,6 +255,7 @@ class ChatServer:
         is_retry = request.headers.get("x-stainless-retry-count", "0").lstrip("0")
         if is_retry and (turn := answered(conversation, messages, asked.tools)) is not None:
             # Its reply was lost, and it is sent once more.
+            conversation.told.add(turn.number)
             return turn
         # Nothing is awaited until the transcript has its next turn under way.
         threshold = self._rollout.branch_threshold
@@ -255,11 +271,16 @@ class ChatServer:
         )
 
 
+async def _note(told: set[int], number: int) -> None:
+    """Not a plain function: that would run in a thread, after the client's next request."""
+    told.add(number)
+
+
 class _Stream(StreamingResponse):
     """Takes the turn back if the client disconnects before the end of it."""
 
-    def __init__(self, turn: asyncio.Future[Turn], reply: ChatReply) -> None:
-        events, headers = _events(turn, reply), {"cache-control": "no-store"}
+    def __init__(self, turn: asyncio.Future[Turn], reply: ChatReply, told: set[int]) -> None:
+        events, headers = _events(turn, reply, told), {"cache-control": "no-store"}
         super().__init__(events, headers=headers, media_type="text/event-stream")
         self._turn = turn
 
@@ -270,13 +291,16 @@ class _Stream(StreamingResponse):
             self._turn.cancel()
 
 
-async def _events(turn: asyncio.Future[Turn], reply: ChatReply) -> AsyncIterator[bytes]:
+async def _events(
+    turn: asyncio.Future[Turn], reply: ChatReply, told: set[int]
+) -> AsyncIterator[bytes]:
     yield reply.first_event()
     while not (await asyncio.wait({turn}, timeout=_KEEP_ALIVE_S))[0]:
         yield b": waiting for the model\n\n"
     try:
         for chunk in reply.events(_result(turn)):
             yield chunk
+        told.add(turn.result().number)
     except ApiError as refusal:
         yield reply.failure(refusal)
 

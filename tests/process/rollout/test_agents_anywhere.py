@@ -107,6 +107,10 @@ async def test_on_all_addresses_it_is_verified_by_the_one_that_others_reach(mode
         trust.verify_flags |= ssl.VERIFY_X509_STRICT
         async with httpx.AsyncClient(verify=trust, headers=dict(task.openai.headers)) as client:
             seen.append((await client.get(f"{task.openai.base_url}/models")).json())
+        # The agent reaches others as before, and a container that mounts the file gets no key.
+        environ, here = task.openai.environ, Path(task.openai.ca_file).parent
+        assert len(ssl.create_default_context(cafile=environ["SSL_CERT_FILE"]).get_ca_certs()) > 50
+        assert not any("PRIVATE KEY" in file.read_text() for file in here.iterdir())
         seen.append(task.openai)
         await sample(task.prompt)
         return 1.0

@@ -115,6 +115,7 @@ async def test_a_stream_carries_calls(model: Path) -> None:
     [
         "<tool_call>{'name': 'add'}</tool_call>",
         '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>',
         '<tool_call>{"name": "add", "arguments": "a"}</tool_call>',
         '<tool_call>{"name": 3}</tool_call>',
         '<tool_call>["add"]</tool_call>',

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from paceline.v1 import rollout_pb2
@@ -238,6 +239,37 @@ async def test_what_is_not_supported_is_refused_by_name_as_the_client_knows(
         if api == MESSAGES:
             assert error.body["type"] == "error"
             assert body["type"] == TYPES.get(code, "invalid_request_error"), changes
+
+
+TOO_LARGE = {
+    "chat/completions": (
+        '"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "tool_calls": [{'
+        '"id": "1", "function": {"name": "add", "arguments": "{\\"a\\": 1e999}"}}]}, '
+        '{"role": "tool", "content": "2"}]'
+    ),
+    MESSAGES: '"messages": [{"role": "user", "content": "1"}], "max_tokens": 9, '
+    '"tools": [{"name": "add", "input_schema": {"x": Infinity}}]',
+    RESPONSES: '"input": "1", "tools": [{"type": "function", "name": "add", "x": 1e999}]',
+}
+
+
+async def test_a_number_beyond_a_float_is_refused_and_takes_no_turn(model: Path) -> None:
+    replies: list[httpx.Response] = []
+
+    async def posts(task: EnvironmentTask, sample: Sample) -> float:
+        assert task.openai is not None
+        async with httpx.AsyncClient(headers=dict(task.openai.headers)) as client:
+            for path, fields in TOO_LARGE.items():
+                body = f'{{"model": "{task.openai.model}", {fields}}}'
+                url = f"{task.openai.base_url}/{path}"
+                replies.append(await client.post(url, content=body))
+        return 1.0
+
+    async with staged(model, posts, calls_once, **SETTINGS) as stage:
+        await stage.produce(lease_of(count=1))
+        assert not stage.engine.requests
+    refused = [(reply.status_code, reply.json()["error"]["code"]) for reply in replies]
+    assert refused == [(400, "invalid_value")] * 3
 
 
 @pytest.mark.parametrize("api", [MESSAGES, RESPONSES])

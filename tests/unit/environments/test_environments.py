@@ -3,10 +3,11 @@ failed."""
 
 import asyncio
 import os
+import resource
 import socket
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -675,6 +676,17 @@ def test_the_endpoint_needs_a_chat_template(tmp_path: Path) -> None:
 
 
 async def test_an_environment_in_a_process_plays_as_one_in_the_thread(model: Path) -> None:
+    """Also in a worker with more files than select() takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        await plays_in_a_process(model)
+
+
+async def plays_in_a_process(model: Path) -> None:
     async with staged(model, echo_twice, lambda prompt: "abc", **IN_PROCESSES) as stage:
         # It is loaded when it is first used.
         tokenizer = environments_child._Tokenizer(stage.config.model_dump(mode="json"))
