@@ -41,12 +41,11 @@ async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
         case "exit in a task":
             await asyncio.gather(_ends())
         case "write":
-            for fd in range(3, 64):
-                try:
-                    os.write(fd, b"garbage\n")
-                except OSError:
-                    pass
+            _write(b"garbage\n")
             _block()
+        case "write as the second":
+            _write(b'{"id": 2, "call": ""}\n')
+            await asyncio.sleep(3600)
         case "no reward":
             return {1.0}
         case "fill":
@@ -93,6 +92,14 @@ async def branches(task: EnvironmentTask, sample: Sample) -> TurnRewards:
             continue
         return TurnRewards([])
     return TurnRewards([turn.number / 8 for turn in turns])
+
+
+def _write(line: bytes) -> None:
+    for fd in range(3, 64):
+        try:
+            os.write(fd, line)
+        except OSError:
+            pass
 
 
 def _block() -> None:

@@ -711,6 +711,7 @@ async def test_whatever_an_environment_does_to_its_process_its_attempt_fails_alo
             "crash": ("environment_crashed", "status -9"),
             "exit in a task": ("environment_crashed", "status 4"),
             "write": ("environment_crashed", "wrote into the stream"),
+            "write as the second": ("environment_crashed", "no turn that can be made"),
             "block": ("environment_timeout", "does not await"),
         },
         False: {
