@@ -3,6 +3,7 @@ gradients."""
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -44,7 +45,7 @@ def network(family: str):
 
 def micro_batch():
     group = make_group("t0", [1, 2], [list(range(5, 5 + TOKENS))], [1.0])
-    return pack(decode([group]), [0], torch.device("cpu"))
+    return pack(decode([group]), np.array([0]), torch.device("cpu"))
 
 
 def chunk_of(tokens: int) -> float:

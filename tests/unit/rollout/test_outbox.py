@@ -130,7 +130,7 @@ async def test_an_evaluation_leaves_nothing_in_the_store(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("reward", "most", "reason", "detail"),
     [
-        (float("nan"), 1 << 20, "invalid_group", "completions[1]: reward is nan"),
+        (float("nan"), 1 << 20, "invalid_group", "sample 1: reward is nan"),
         (0.5, 10, "group_too_large", "the payload store takes 10"),
     ],
 )
