@@ -92,7 +92,7 @@ def trl(
         "--group-size": GROUP_SIZE,
         "--max-tokens": MAX_TOKENS,
     }
-    command = [sys.executable, "-m", "benchmarks.trl_trainer"]
+    command = [sys.executable, "-m", "benchmarks.versus_trl.trl_trainer"]
     command += [str(word) for option in options.items() for word in option]
     done = subprocess.run(command, cwd=runs.REPOSITORY, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,8 +1,8 @@
-"""The TRL side of ``versus_trl.py``: the demo's task through GRPOTrainer, in one process.
+"""The TRL side of ``benchmarks.versus_trl``: the demo's task through GRPOTrainer, in one process.
 
-Prints one JSON object. Run by ``versus_trl.py`` in a process of its own, so that the thread count
-holds from the first import on. Set up to be as fast as TRL goes here: no gradient checkpointing, no
-logging inside the measured stretch, one generation batch an optimizer step, float32 on the CPU.
+Prints one JSON object. Run in a process of its own, so that the thread count holds from the first
+import on. Set up to be as fast as TRL goes here: no gradient checkpointing, no logging inside the
+measured stretch, one generation batch an optimizer step, float32 on the CPU.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-DEMO = Path(__file__).resolve().parent.parent / "examples" / "digit_sort"
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "digit_sort"
 
 
 def main() -> None:
