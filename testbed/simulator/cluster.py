@@ -11,7 +11,7 @@ from paceline.v1 import worker_pb2
 from testbed.simulator.controller_process import ControllerProcess
 from testbed.simulator.gradient_mesh import SimulatedEpoch, Weights
 from testbed.simulator.memory_store import Landed, MemoryRedis
-from testbed.simulator.oracle import Oracle, Violation
+from testbed.simulator.oracles.ledger import Oracle, Violation
 from testbed.simulator.virtual_time import Network, Process, Timeline
 
 SNAPSHOT_EVENTS = 60

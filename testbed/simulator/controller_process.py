@@ -31,7 +31,7 @@ from paceline.observe.projection import Projector
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.v1 import worker_pb2
 from testbed.simulator.memory_store import MemoryRedis, memory_stores
-from testbed.simulator.oracle import Oracle
+from testbed.simulator.oracles.ledger import Oracle
 from testbed.simulator.virtual_time import Process, ProcessClock, settle
 
 

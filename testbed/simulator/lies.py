@@ -13,7 +13,7 @@ from typing import Any
 from controller.services import policy, rollout, worker
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
 from testbed.simulator.cluster import Cluster
-from testbed.simulator.oracle import Violation
+from testbed.simulator.oracles.ledger import Violation
 from testbed.simulator.worker import Client, Fenced
 
 SHARE = 0.4  # Of the runs have a liar

@@ -19,7 +19,7 @@ from paceline.ids import TaskId
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from testbed.simulator.cluster import Cluster
 from testbed.simulator.gradient_mesh import ERROR, Weights
-from testbed.simulator.oracle import Violation, next_state
+from testbed.simulator.oracles.ledger import Violation, next_state
 from testbed.simulator.worker import SEND_S, Fenced, SentWeights, SimulatedWorker
 
 FORM_S = 10.0

@@ -12,7 +12,7 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from testbed.simulator.cluster import Cluster
 from testbed.simulator.controller_process import Session
 from testbed.simulator.gradient_mesh import Weights
-from testbed.simulator.oracle import Violation
+from testbed.simulator.oracles.ledger import Violation
 from testbed.simulator.virtual_time import Process, settle
 from testbed.simulator.worker import SEND_S, Fenced, SentWeights, SimulatedWorker
 

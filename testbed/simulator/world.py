@@ -10,7 +10,7 @@ from controller.services import admin
 from paceline.config.load import changed_config
 from paceline.v1 import admin_pb2
 from testbed.simulator.cluster import Cluster, Shape
-from testbed.simulator.oracle import Violation
+from testbed.simulator.oracles.ledger import Violation
 from testbed.simulator.policy import SimulatedPolicyWorker
 from testbed.simulator.rollout import SimulatedRolloutWorker
 from testbed.simulator.virtual_time import Process

@@ -33,7 +33,9 @@ from paceline.observe.coverage import PassCoverage
 from paceline.observe.projection import Totals
 from paceline.payloads.store import Ref
 from paceline.v1 import policy_pb2, rollout_pb2
-from testbed.simulator.age_oracle import (
+from testbed.simulator.gradient_mesh import Weights
+from testbed.simulator.memory_store import Landed
+from testbed.simulator.oracles.ages import (
     Ages,
     ages_of,
     bound_of,
@@ -42,9 +44,7 @@ from testbed.simulator.age_oracle import (
     trained_sequences,
     wrong_drop,
 )
-from testbed.simulator.gradient_mesh import Weights
-from testbed.simulator.memory_store import Landed
-from testbed.simulator.seat_oracle import SeatOracle
+from testbed.simulator.oracles.seats import SeatOracle
 
 
 class Violation(Exception):

@@ -10,7 +10,7 @@ from controller.ledger.state.curriculum import Curriculum
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from testbed.simulator.crash_points import ROLES, run_crash_points, run_turn_point
-from testbed.simulator.oracle import Violation
+from testbed.simulator.oracles.ledger import Violation
 from testbed.simulator.turn_faults import DOOMS, LOANS, WHOM, Doom
 
 CHUNKS = 4
