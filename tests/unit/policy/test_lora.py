@@ -96,8 +96,9 @@ OBJECTIVES: dict[str, tuple[int, dict[str, Any]]] = {
     "ppo": (3, {}),
     "reward_model": (2, {"data": {"path": "d", "chosen_field": "c", "rejected_field": "r"}}),
     "sft": (1, {"data": {"path": "d", "completion_field": "c"}}),
+    "distill": (3, {"scorers": {"teacher": {"kind": "logprobs", "path": "toy"}}}),
 }
-"""Completions of a group, and sections of recorded data."""
+"""Completions of a group, and further sections: of recorded data, or of a teacher."""
 
 
 @pytest.mark.parametrize("algorithm", OBJECTIVES)
@@ -105,7 +106,7 @@ def test_the_base_takes_two_bytes_and_adapters_and_heads_train_in_four(
     model: Path, algorithm: str
 ) -> None:
     size, sections = OBJECTIVES[algorithm]
-    rollout = {"group_size": size, "source": "recorded" if sections else "engine"}
+    rollout = {"group_size": size, "source": "recorded" if "data" in sections else "engine"}
     section = {"dtype": "bfloat16", **lora()}
     given = {"rollout": rollout, "train": {"algorithm": algorithm}, "model_section": section}
     trainer = Trainer(make_config(model=model, **given, **sections), CPU)
@@ -116,6 +117,10 @@ def test_the_base_takes_two_bytes_and_adapters_and_heads_train_in_four(
     assert {tensor.dtype for _, tensor in state.named_weights()} == {torch.float32}
     before, base = all_bits(state), {n: t.clone() for n, t in state.frozen_base()}
     groups = random_groups(6, group_size=size, seed=4, vocab=15)
+    for completion in (c for group in groups for c in group.completions):
+        # What the teacher thinks of each token: twice as likely as it was.
+        logprobs = np.frombuffer(completion.logprobs, "<f4") + np.float32(np.log(2))
+        completion.columns["teacher"] = logprobs.tobytes()
     for step in (1, 2, 3):  # a new head is zero, and so is the second matrix: the first comes last
         assert train(trainer, groups, step).mean("grad_norm") > 0
     assert_same_bits(dict(state.frozen_base()), base)
