@@ -12,7 +12,7 @@ from paceline.config.load import load_config
 from paceline.process.files import set_process_limits
 from paceline.process.lifetime import exit_status, leave
 from paceline.process.structured_log import setup
-from paceline.process.user_code import search_start_directory_last
+from paceline.user_code import search_start_directory_last
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -25,8 +25,8 @@ from paceline.observe.projection import Projection
 from paceline.observe.run_files import read_lines
 from paceline.observe.run_watcher import follow_events, leader_status
 from paceline.observe.runs import is_run, is_running, read_run, read_summary
-from paceline.process.user_code import python_module
 from paceline.rpc.grpc_channel import as_dict
+from paceline.user_code import python_module
 from paceline_launcher.cli.common import Target
 from paceline_launcher.cli.samples import Sort, find_groups
 from paceline_launcher.cli.status import explain, status_of

@@ -17,8 +17,8 @@ from paceline.config.schema import Config
 from paceline.process import structured_log
 from paceline.process.lifetime import leave_after
 from paceline.process.torchrun_environment import TorchrunPlace, torchrun_place
-from paceline.process.user_code import search_start_directory_last
 from paceline.process.worker_command import without_collection, worker_command
+from paceline.user_code import search_start_directory_last
 from policy_worker.ranks.child_ranks import RANK_SETTINGS, die_with_parent
 
 

@@ -22,7 +22,7 @@ from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
 from paceline.errors import one_line
 from paceline.process.lifetime import leave_after
-from paceline.process.user_code import asked
+from paceline.user_code import asked
 from policy_worker.objectives.load import ObjectiveError, load_objective
 from policy_worker.toy_step import (
     GROUP_SIZE,

@@ -16,7 +16,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.inputs import RewardConfig
 from paceline.dataset.rows import DataError, prompt_of
 from paceline.process.lifetime import leave_after
-from paceline.process.user_code import asked, search_start_directory_last
+from paceline.user_code import asked, search_start_directory_last
 from rollout_worker.rewards.builtin import doubtful_gold
 from rollout_worker.rewards.functions import AttemptFailed, Job, load, weights_of
 from rollout_worker.rewards.scoring import Scorer, Scores

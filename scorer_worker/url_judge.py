@@ -23,7 +23,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import UserError
 from paceline.process.threads import all_or_none
-from paceline.process.user_code import asked
+from paceline.user_code import asked
 from scorer_worker.scorer import (
     BadCompletion,
     CompletionScorer,

@@ -12,8 +12,8 @@ from paceline.config.schema import Config
 from paceline.dataset.recorded_encoding import RowEncoder
 from paceline.errors import BadInput
 from paceline.process.lifetime import leave_after
-from paceline.process.user_code import asked
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
+from paceline.user_code import asked
 from paceline.v1 import rollout_pb2
 
 BEGIN, END = "⟦", "⟧"

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.process.user_code import search_start_directory_last
+from paceline.user_code import search_start_directory_last
 from paceline.worker_pools import POLICY, ROLLOUT, SCORER
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")

@@ -15,7 +15,7 @@ from paceline.errors import UserError
 from paceline.process import stacks
 from paceline.process.files import set_process_limits
 from paceline.process.lifetime import leave_after
-from paceline.process.user_code import search_start_directory_last
+from paceline.user_code import search_start_directory_last
 from paceline.worker_pools import SCORER
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import Any
 
 from paceline.config.load import to_toml
 from paceline.config.schema import Config
-from paceline.process.user_code import python_module
 from paceline.providers.base import (
     AT_WORK,
     Drain,
@@ -28,6 +27,7 @@ from paceline.providers.base import (
     number,
     staying,
 )
+from paceline.user_code import python_module
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import POLICY, role_of, scorer_of, worker_name
 

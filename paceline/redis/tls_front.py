@@ -26,9 +26,9 @@ import psutil
 from paceline.errors import BadInput
 from paceline.process.files import open_files_limit, set_process_limits, write_private
 from paceline.process.lifetime import recorded_process, started_s
-from paceline.process.user_code import python_module
 from paceline.rpc.addresses import bound_socket, free_ports, is_loopback
 from paceline.rpc.listeners import certificate_of
+from paceline.user_code import python_module
 
 FIRST_S = 10.0  # for the handshake, and for the first request
 LOOK_S = 2.0

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from paceline.process.structured_log import event
-from paceline.process.user_child import BEAT, MOST_MESSAGE, STREAMS_LOST, BadMessage, read_message
-from paceline.process.user_code import python_module
+from paceline.user_code import python_module
+from paceline.user_code.child import BEAT, MOST_MESSAGE, STREAMS_LOST, BadMessage, read_message
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ import typer
 
 from paceline.config.load import load_config
 from paceline.errors import BadInput
-from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
 from paceline.rpc.addresses import port_of
+from paceline.user_code import python_module
 from paceline_launcher.cli.common import (
     ConfigArgument,
     JsonOption,

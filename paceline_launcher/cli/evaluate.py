@@ -21,8 +21,8 @@ from paceline.evaluation import RowScore, row_score
 from paceline.ids import TaskId
 from paceline.payloads.group_payload import truncated_samples
 from paceline.payloads.sample_paths import paths_of
-from paceline.process.user_code import search_start_directory_last
 from paceline.prompt_tokenizer import PromptTokenizer
+from paceline.user_code import search_start_directory_last
 from paceline.v1 import common_pb2, rollout_pb2
 from paceline_launcher.cli.eval_command import SET
 from rollout_worker.engine.base import Aborted

@@ -14,8 +14,8 @@ from paceline.config.sections.inputs import SETTINGS_FILE
 from paceline.cuda_extensions import VLLM_MARK
 from paceline.errors import BadInput
 from paceline.observe.checkpoints import META, complete
-from paceline.process.user_code import python_module
 from paceline.rpc.addresses import is_loopback
+from paceline.user_code import python_module
 from paceline_launcher.cli.common import JsonOption, print_json
 
 

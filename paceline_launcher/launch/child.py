@@ -20,10 +20,10 @@ import psutil
 from paceline.config.schema import Config
 from paceline.observe.fleet_file import ProcessId
 from paceline.process.torchrun_environment import without_place
-from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
 from paceline.rpc.addresses import at, free_ports, is_loopback
 from paceline.rpc.listeners import UNIX, socket_path
+from paceline.user_code import python_module
 from paceline.worker_pools import POLICY, role_of, scorer_of, worker_index, worker_name
 from paceline_launcher.launch.node_workers import RANK, replica_of
 

@@ -13,9 +13,9 @@ from paceline.errors import in_words
 from paceline.observe.projection import Projection
 from paceline.observe.run_watcher import leader_status
 from paceline.observe.runs import summarise, write_summary
-from paceline.process.user_code import python_module
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.user_code import python_module
 from paceline_launcher.launch.child import Child, ChildSpec
 
 EXPORT_LIMIT_S = 1800.0

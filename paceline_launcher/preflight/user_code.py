@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
 from paceline.config.sections.scorers import named_scorer
-from paceline.process.user_code import python_module
+from paceline.user_code import python_module
 from paceline_launcher.preflight.findings import (
     CORRECT,
     Findings,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from paceline.config.objectives import BUILT_IN, problem_of
 from paceline.config.schema import Config
 from paceline.errors import BadInput, one_line
-from paceline.process.user_code import NotFound, find
+from paceline.user_code import NotFound, find
 from policy_worker.objectives.objective import POLICY, REFERENCE, Objective, Part
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

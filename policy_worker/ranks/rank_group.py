@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.mesh import severable_sockets
 from paceline.mesh.rendezvous import host_store
 from paceline.process.structured_log import first_line
-from paceline.process.user_code import python_module
+from paceline.user_code import python_module
 from policy_worker.ranks.child_ranks import (
     RANK_SETTINGS,
     RankPlace,

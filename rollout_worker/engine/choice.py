@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.process.lifetime import leave_after
-from paceline.process.user_code import NotFound, asked, find
+from paceline.user_code import NotFound, asked, find
 from rollout_worker.engine.base import Engine, EngineError
 from rollout_worker.engine.without_model import NoEngine
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.dataset.messages import Message
 from paceline.errors import BadInput
-from paceline.process.user_code import NotFound, find, raised_in
+from paceline.user_code import NotFound, find, raised_in
 from rollout_worker.rewards.functions import AttemptFailed
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Environment process of the pool. See paceline.process.user_child.
+"""Environment process of the pool. See paceline.user_code.child.
 
     worker ── task ──► environment(task, sample) ── result, or why there is none ──► worker
     worker ◄── said ── sample(...) ◄── turn, or a refusal ── worker
@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from functools import cached_property, partial
 from typing import Any
 
-from paceline.process.user_child import Child
+from paceline.user_code.child import Child
 from rollout_worker.environments.base import (
     SETUP_ERROR,
     BadEnvironment,

@@ -20,9 +20,9 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.errors import one_line
-from paceline.process.user_child import BadMessage
-from paceline.process.user_code import python_module
-from paceline.process.user_process import START_S, UserProcess, UserProcessPool
+from paceline.user_code import python_module
+from paceline.user_code.child import BadMessage
+from paceline.user_code.process import START_S, UserProcess, UserProcessPool
 from rollout_worker.environments.base import (
     CRASHED,
     ERROR,

@@ -1,4 +1,4 @@
-"""Scoring process of the pool: jobs in, scores out. See paceline.process.user_child."""
+"""Scoring process of the pool: jobs in, scores out. See paceline.user_code.child."""
 
 import asyncio
 import sys
@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from paceline.errors import one_line
-from paceline.process.user_child import Child
+from paceline.user_code.child import Child
 from rollout_worker.rewards.functions import Job, Reward, RewardError, ScoringFailed, load, score
 
 

@@ -14,7 +14,7 @@ from paceline.config.sections.scorers import named_scorer
 from paceline.errors import BadInput, plural
 from paceline.payloads.group_limits import usable_reward
 from paceline.process.threads import replace_executor
-from paceline.process.user_code import NotFound, find, raised_in
+from paceline.user_code import NotFound, find, raised_in
 from rollout_worker.rewards import builtin
 
 _FORMAT = "format:"

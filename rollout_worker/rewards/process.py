@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from paceline.process.user_child import BadMessage
-from paceline.process.user_process import UserProcess
+from paceline.user_code.child import BadMessage
+from paceline.user_code.process import UserProcess
 from rollout_worker.rewards.functions import Job, RewardError, ScoringFailed, Values
 
 SPARE_CALLS = 4

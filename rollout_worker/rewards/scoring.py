@@ -17,7 +17,7 @@ from math import fsum
 from paceline.config.sections.inputs import RewardConfig
 from paceline.config.sections.scorers import named_scorer
 from paceline.payloads.group_limits import usable_reward
-from paceline.process.user_process import UserProcessPool
+from paceline.user_code.process import UserProcessPool
 from rollout_worker.rewards.functions import (
     Components,
     Job,

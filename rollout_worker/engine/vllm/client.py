@@ -26,7 +26,7 @@ from paceline.model_shape import scorer_shapes
 from paceline.process.compute_device import compute_dtype
 from paceline.process.parked_memory import await_room
 from paceline.process.structured_log import first_line
-from paceline.process.user_code import safe_path_for_children
+from paceline.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
 from rollout_worker.engine.model import cache_budget, context_limit, from_pretrained, read_model
 from rollout_worker.engine.parameters import WeightTable, copy_parts

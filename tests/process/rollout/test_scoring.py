@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from paceline.config.sections.inputs import RewardConfig
-from paceline.process import user_process
-from paceline.process.user_child import BadMessage, read_message
+from paceline.user_code import process as user_process
+from paceline.user_code.child import BadMessage, read_message
 from rollout_worker.rewards import process as process_module
 from rollout_worker.rewards.functions import Job, ScoringFailed, load
 from rollout_worker.rewards.process import ScoringProcess

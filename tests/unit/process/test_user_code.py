@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.process.user_code import (
+from paceline.user_code import (
     SAFE_PATH,
     NotFound,
     find,
