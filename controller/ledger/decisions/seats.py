@@ -219,7 +219,7 @@ def _next_loan(s: State) -> tuple[str, Role, str] | None:
         return name, Role.POLICY, f"its replica alone holds version {s.versions.version}"
     training = [name for name in sides[Role.POLICY] if name not in train.lacking]
     generating = [name for name in sides[Role.ROLLOUT] if name not in generate.lacking]
-    why = f"{count} of {len(seats.by_name)} pairs train ({seats.why})"
+    why = f"{count} of {len(seats.by_name)} pairs train: {seats.why}"
     able = [name for name in sides[Role.ROLLOUT] if name in train.staying]
     if able and len(training) < count:
         return able[0], Role.POLICY, why
@@ -231,11 +231,11 @@ def _next_loan(s: State) -> tuple[str, Role, str] | None:
         return able[-1], Role.ROLLOUT, why
     idle = [n for n in sides[Role.POLICY] if n not in train.living and n in generate.staying]
     if idle and len(training) >= count:
-        return idle[0], Role.ROLLOUT, "its replica has gone"
+        return idle[0], Role.ROLLOUT, "it has no live replica"
     # If nobody generates, a replica takes the place of one whose seat can.
     idle = [n for n in sides[Role.ROLLOUT] if n not in generate.living and n in train.staying]
     if idle and not generating and any(name in generate.staying for name in training):
-        return idle[0], Role.POLICY, "its rollout worker has gone"
+        return idle[0], Role.POLICY, "it has no live rollout worker"
     return None
 
 

@@ -178,6 +178,6 @@ def test_only_a_change_of_sides_is_timed_and_no_cold_start() -> None:
     loop.sample()
     obey(loop.run)
     granted = [e for e in loop.run.journal if e["type"] == ev.SeatGranted.__name__][-1]
-    assert granted["why"] == "2 of 3 pairs train (by request)"
+    assert granted["why"] == "2 of 3 pairs train: by request"
     loop.sample(7.0)
     assert loop.lending._lender.switch_s == 7.0

@@ -21,6 +21,7 @@ const DRAINABLE = ["running", "spare", "starting", "suspect"];
 const GONE = ["dead", "stopped"];
 const LATE_S = 2;
 const SCORER = "scorer:";
+const SIDES = { policy: "trains", rollout: "generates" };
 
 const lookOf = (row) => `state ${LOOKS[row.state] || ""}`;
 const isLeader = (c) => c.state === "leader" && state.run;
@@ -41,6 +42,19 @@ const controllersTable = new Table(
   ],
   (c) => c.controller_id,
   "Controllers",
+);
+
+const devicesTable = new Table(
+  $("devices-table"),
+  [
+    { title: "devices", head: true, value: (s) => s.name },
+    { title: "side", value: (s) => SIDES[s.role] ?? "–" },
+    { title: "holder", value: (s) => (s.asked ? `${s.holder}, parks` : s.holder || "nobody") },
+    { title: "since", num: true, value: (s) => seconds(s.since_s) },
+    { title: "why", value: (s) => s.why },
+  ],
+  (s) => s.name,
+  "Devices that workers use in turn",
 );
 
 function gpuText(gauges) {
@@ -125,6 +139,8 @@ export async function fleet() {
     tr.lastChild.firstChild.disabled = !DRAINABLE.includes(w.state);
   });
   controllersTable.show(state.run.controllers);
+  $("devices").hidden = !run.seats.length;
+  devicesTable.show(run.seats);
   const up = whole(workers.filter((w) => !GONE.includes(w.state)).length);
   const some = shown.length < workers.length ? `, ${whole(shown.length)} shown` : "";
   put($("workers-count"), `${up} up${some}`);
@@ -176,14 +192,6 @@ function showHints(run) {
   hint("provider", trouble ? `The fleet is not at its desired counts: ${trouble}` : "");
   const failing = run.sinks.filter((s) => s.failing).map(failureText);
   hint("sinks", failing.join(" "));
-  hint("seats", run.seats.map(seatText).join(" "));
-}
-
-// Who holds devices that workers use in turn.
-function seatText({ name, role, holder, asked, since_s, why }) {
-  const held = asked ? `${holder} parks` : holder || "nobody";
-  const side = { policy: "trains, ", rollout: "generates, " }[role] ?? "";
-  return `${name}: ${side}${held} for ${seconds(since_s)} (${why}).`;
 }
 
 function failureText(sink) {
