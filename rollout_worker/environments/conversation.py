@@ -67,7 +67,7 @@ class Conversation:
     transcripts: list[Transcript] = field(default_factory=list)
     """All that have a turn of their own, or are to get one now."""
     refused: bool = False  # A turn was requested that a limit did not allow
-    full: bool = False  # It ended the sample, or the limit is one of all transcripts together
+    full: bool = False  # It ended the sample
     failure: Exception | None = None
     """The error by which the attempt has failed, even if the environment catches it."""
     told: set[int] = field(default_factory=set)
@@ -79,9 +79,15 @@ class Conversation:
 
     @property
     def sequences(self) -> list[Transcript]:
-        """The transcripts with turns, by their first ones: a branch comes after what it left."""
-        made = [transcript for transcript in self.transcripts if transcript.own]
-        return sorted(made, key=lambda transcript: transcript.own[0].turn.number)
+        """The transcripts with turns, by their first ones: a branch comes after what it left. Those
+        that were begun by calls side by side come first, by their openings: which call arrives
+        first is chance, and the samples of a group are to begin alike."""
+
+        def order(transcript: Transcript) -> tuple[bool, list[int], int]:
+            opening = transcript.own[0].said.tolist() if transcript.raced else []
+            return not transcript.raced, opening, transcript.own[0].turn.number
+
+        return sorted((made for made in self.transcripts if made.own), key=order)
 
     @property
     def turns(self) -> list[TranscriptPiece]:
@@ -169,6 +175,7 @@ class Conversation:
         if transcript.running is not None:
             raise BadTurn("one turn at a time: the newest one of this sequence is not finished")
         if len(self._turns) >= self.max_turns:
+            transcript.full = True
             self._refuse(TURNS, f"the model has had its {self.max_turns} turns")
         if transcript not in self.transcripts:
             if len(self.transcripts) >= self.max_branches:
@@ -268,8 +275,9 @@ class Conversation:
         return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)
 
     def _refuse(self, code: str, detail: str) -> None:
-        """Refuses what would exceed a limit of the whole sample."""
-        self.full = self.refused = True
+        """Refuses what would exceed a limit of the whole sample. An environment that catches this
+        goes on, and ends by itself."""
+        self.refused = True
         raise TranscriptFull(code, detail)
 
 

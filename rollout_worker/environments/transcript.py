@@ -40,7 +40,8 @@ class Transcript:
     tools: list[dict[str, Any]] = field(default_factory=list)
     """The tools in the first prompt, as chat templates expect them."""
     running: asyncio.Task[Any] | None = None  # Its next turn
-    full: bool = False  # A turn was refused: there was no room
+    full: bool = False  # A turn of it was refused: there was no room, or no turn left
+    raced: bool = False  # It was begun through the endpoint, before any turn of the sample was over
 
     @property
     def own(self) -> list[TranscriptPiece]:

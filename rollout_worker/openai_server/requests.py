@@ -224,7 +224,9 @@ def place_of(
             rank = at, -differ, goes_on
             found = transcript if goes_on else transcript.branch(pieces)
     if found is None:
-        return Place(Transcript() if conversation.transcripts else conversation.named[0], sent)
+        begun = Transcript() if conversation.transcripts else conversation.named[0]
+        begun.raced = not conversation.turns
+        return Place(begun, sent)
     at, *_ = rank
     return Place(found, sent[at:], sent[at - 1].get("tool_calls") or ())
 

@@ -317,6 +317,32 @@ async def test_calls_side_by_side_each_have_a_sequence(model: Path) -> None:
         check_trained_as_sampled(stage, group)
 
 
+async def test_samples_begin_alike_whichever_of_their_first_calls_arrives_first(
+    model: Path,
+) -> None:
+    """The group's prompt is what the samples' first sequences have in common."""
+
+    async def at_once(client: Any, task: EnvironmentTask) -> float:
+        calls = []
+        for said in ("one thing", "other")[:: 1 - 2 * task.index]:
+            messages = [{"role": "user", "content": said}]
+            calls.append(asyncio.create_task(ask(client, task, messages)))
+            arrived = len(calls) + 2 * task.index
+            await seen(worker, lambda arrived=arrived: len(stage.engine.running) >= arrived)
+        if task.index:
+            stage.engine.release()
+        await asyncio.gather(*calls)
+        return 1.0
+
+    worker = asyncio.get_running_loop()
+    async with staged(model, agent(at_once), count_up, **SETTINGS | {"group_size": 2}) as stage:
+        stage.engine.hold()
+        group = await stage.group()
+        check_trained_as_sampled(stage, group)
+        prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
+        assert stage.tokenizer.decode_all(prompt) == "[user]one thing<eos>\n[assistant]"
+
+
 @pytest.mark.parametrize("threshold", [0, 10])
 async def test_a_small_change_of_a_turn_opens_no_branch(model: Path, threshold: int) -> None:
     async def forgets_its_thoughts(client: Any, task: EnvironmentTask) -> float:
@@ -372,6 +398,21 @@ async def test_limits_hold_over_all_sequences_of_a_sample(
         check_trained_as_sampled(stage, group)
         length = rollout_pb2.FINISH_REASON_LENGTH
         assert [c.finish_reason for c in group.completions] == [length] * 2
+
+
+@pytest.mark.parametrize("limits", [{"max_branches": 2}, {"max_turns": 3}])
+async def test_an_agent_that_does_without_what_was_refused_has_a_whole_sample(
+    model: Path, limits: dict[str, int]
+) -> None:
+    async def goes_without(client: Any, task: EnvironmentTask) -> float:
+        for messages in (BEGIN, [*BEGIN, TURN, MORE], [LESS]):
+            await ask(client, task, messages)
+        await refusal_of(client, task, {"messages": [MORE]})
+        return 1.0
+
+    async with staged(model, agent(goes_without), count_up, **SETTINGS | limits) as stage:
+        stop = rollout_pb2.FINISH_REASON_STOP
+        assert [c.finish_reason for c in (await stage.group()).completions] == [stop] * 2
 
 
 async def test_an_agent_that_runs_out_of_room_ends_its_transcript(model: Path) -> None:
