@@ -111,7 +111,8 @@ class RolloutWorker:
         self.host = tensor_host or own_address(controllers[0])
         self.tokenizer = PromptTokenizer(config)
         named = config.rollout.environment is not None
-        self.environments = EnvironmentRunner(config, self.tokenizer) if named else None
+        endpoint = None if run_dir is None else run_dir / "endpoints" / worker_id
+        self.environments = EnvironmentRunner(config, self.tokenizer, endpoint) if named else None
         self.engine = make_engine(config, self.tokenizer)
         self.scorer = Scorer(config.reward)
         self.set_scorers = {

@@ -9,7 +9,9 @@ Import it only if rollout.openai is set: the web framework is slow to import.
 
 import asyncio
 import logging
+import os
 import secrets
+import shutil
 import socket
 import ssl
 import tempfile
@@ -30,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from paceline.config.schema import Config
-from paceline.process.files import write_private
+from paceline.process.files import private_directory, write_private
 from paceline.process.structured_log import event
 from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from paceline.rpc.addresses import at, bound_socket, is_every, is_loopback
@@ -71,14 +73,15 @@ class ChatServer:
     """A sample's key is 144 random bits. Callers without one get the same answer to everything.
     Beyond loopback it speaks TLS, by a certificate of its own that clients get as a file."""
 
-    def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
-        """Raises BadEnvironment if the tokenizer has no chat template."""
+    def __init__(self, config: Config, tokenizer: PromptTokenizer, home: Path | None) -> None:
+        """``home``: directory of those files, which is this server's alone; None: a temporary one.
+        Raises BadEnvironment if the tokenizer has no chat template."""
         if not tokenizer.has_template:
             raise BadEnvironment("rollout.openai needs a tokenizer with a chat template")
         self._rollout = config.rollout
         self._model = config.model.path
         self._served: dict[str, Conversation] = {}
-        self._home: tempfile.TemporaryDirectory[str] | None = None
+        self._home = home
         self._ca: str | None = None
         self._trust: str | None = None
         about = {"object": "model", "created": int(time.time()), "owned_by": "paceline"}
@@ -120,20 +123,19 @@ class ChatServer:
         event(logger, "openai endpoint", url=self._origin, model=self._model)
 
     def _certify(self, host: str) -> str:
-        """Path of a key and its certificate for ``host``."""
-        self._home = tempfile.TemporaryDirectory(prefix="paceline-endpoint-")
+        """Path of a key and its certificate for ``host``, in memory alone: what a killed worker
+        leaves is no secret, and containers may mount the directory of what clients read."""
+        home = private_directory(self._home or Path(tempfile.mkdtemp(prefix="paceline-endpoint-")))
+        self._home = home
         pair = certificate_of(1 + secrets.randbits(255), host)
-        both = Path(self._home.name, "pair.pem")
-        # Containers may mount the directory of what clients read: it has no key in it.
-        public = Path(self._home.name, "public")
-        public.mkdir()
         own = pair.certificate.decode()
         others = Path(ssl.get_default_verify_paths().cafile or certifi.where())
-        write_private(both, pair.key.decode() + own)
         for name, text in (("ca.pem", own), ("trust.pem", f"{own}\n{others.read_text()}")):
-            write_private(public / name, text)
-        self._ca, self._trust = str(public / "ca.pem"), str(public / "trust.pem")
-        return str(both)
+            write_private(home / name, text)
+        self._ca, self._trust = str(home / "ca.pem"), str(home / "trust.pem")
+        both = os.memfd_create("endpoint")
+        os.write(both, pair.key + pair.certificate)
+        return f"/proc/self/fd/{both}"
 
     async def close(self) -> None:
         for conversation in self._served.values():
@@ -144,8 +146,8 @@ class ChatServer:
             await asyncio.wait({self._task}, timeout=_STOP_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._home is not None:
-            self._home.cleanup()
+        if self._ca is not None and self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
 
     def endpoint(self) -> Endpoint:
         """For one sample, with its own key. ``admit`` starts serving it."""

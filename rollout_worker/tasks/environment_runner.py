@@ -11,6 +11,7 @@ reward.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,8 +57,11 @@ if TYPE_CHECKING:
 
 
 class EnvironmentRunner:
-    def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
-        """Imports it, unless it is to run in processes. Raises BadEnvironment."""
+    def __init__(
+        self, config: Config, tokenizer: PromptTokenizer, home: Path | None = None
+    ) -> None:
+        """Imports it, unless it is to run in processes. ``home``: directory of the endpoint's
+        files, see ChatServer. Raises BadEnvironment."""
         self._config = config
         self._tokenizer = tokenizer
         self._server: ChatServer | None = None
@@ -65,7 +69,7 @@ class EnvironmentRunner:
             # Only here: the web framework is slow to import.
             from rollout_worker.openai_server import server
 
-            self._server = server.ChatServer(config, tokenizer)
+            self._server = server.ChatServer(config, tokenizer, home)
         self._environments: EnvironmentThread | EnvironmentProcesses
         if config.rollout.environment_processes:
             self._environments = EnvironmentProcesses(config)

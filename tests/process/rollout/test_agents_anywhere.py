@@ -98,8 +98,13 @@ async def test_an_agent_on_another_machine_plays_and_a_stranger_there_learns_not
     assert str(model) not in answers[0]
 
 
-async def test_on_all_addresses_it_is_verified_by_the_one_that_others_reach(model: Path) -> None:
+async def test_on_all_addresses_it_is_verified_by_the_one_that_others_reach(
+    model: Path, tmp_path: Path
+) -> None:
     seen: list[Any] = []
+    home = tmp_path / "endpoints" / "rollout-0"
+    home.mkdir(parents=True)
+    (home / "ca.pem").write_text("of a worker that was killed")
 
     async def once(task: EnvironmentTask, sample: Sample) -> float:
         assert task.openai is not None and task.openai.ca_file is not None
@@ -107,16 +112,19 @@ async def test_on_all_addresses_it_is_verified_by_the_one_that_others_reach(mode
         trust.verify_flags |= ssl.VERIFY_X509_STRICT
         async with httpx.AsyncClient(verify=trust, headers=dict(task.openai.headers)) as client:
             seen.append((await client.get(f"{task.openai.base_url}/models")).json())
-        # The agent reaches others as before, and a container that mounts the file gets no key.
-        environ, here = task.openai.environ, Path(task.openai.ca_file).parent
+        # The agent reaches others as before. A container that mounts the files gets no key, and a
+        # worker that is killed leaves none.
+        environ = task.openai.environ
         assert len(ssl.create_default_context(cafile=environ["SSL_CERT_FILE"]).get_ca_certs()) > 50
-        assert not any("PRIVATE KEY" in file.read_text() for file in here.iterdir())
+        assert Path(task.openai.ca_file).parent == home
+        assert {file.name for file in home.iterdir()} == {"ca.pem", "trust.pem"}
+        assert not any("PRIVATE KEY" in file.read_text() for file in home.iterdir())
         seen.append(task.openai)
         await sample(task.prompt)
         return 1.0
 
     settings = {**SETTINGS, "openai_host": "0.0.0.0"}
-    async with staged(model, once, count_up, host="127.0.0.2", **settings) as stage:
+    async with staged(model, once, count_up, host="127.0.0.2", home=home, **settings) as stage:
         await stage.group()
     models, at = seen
     assert [card["id"] for card in models["data"]] == [at.model]
