@@ -48,14 +48,15 @@ class _Environments(Child):
         self._numbers = itertools.count()
         self._tokenizer: Any = _Tokenizer(self.given["config"])
 
-    async def run(self, hello: dict[str, Any]) -> None:
-        asyncio.get_running_loop().set_task_factory(self._new_task)
-        await super().run(hello)
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        loop.set_task_factory(self._new_task)
+        return loop
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         number = _present.get()
         steps = _Steps(coro, partial(self.mark, number), self.mark) if number else coro
-        return asyncio.Task(steps, loop=loop, **options)
+        return _OwnTask(steps, loop=loop, **options)
 
     async def serve(self, message: dict[str, Any]) -> None:
         number = message["id"]
@@ -136,6 +137,18 @@ class _Environments(Child):
         raise TranscriptOver(answer["detail"])
 
 
+class _OwnTask(asyncio.Task[Any]):
+    """A task that no other environment can cancel: asyncio.all_tasks() has those of its neighbours,
+    and of the process itself."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._of = _present.get()
+        super().__init__(*args, **options)
+
+    def cancel(self, msg: Any = None) -> bool:
+        return super().cancel(msg) if _present.get() in (0, self._of) else False
+
+
 class _Steps(Coroutine[Any, Any, Any]):
     """``coro``, with ``begin`` called before each step and ``end(0)`` after it."""
 
@@ -190,7 +203,8 @@ def main() -> int:
     except BadEnvironment as error:
         child.send({"error": str(error)})
         return 2
-    asyncio.run(child.run({"ready": True}))
+    with asyncio.Runner(loop_factory=child.new_loop) as runner:
+        runner.run(child.run({"ready": True}))
     return 0
 
 

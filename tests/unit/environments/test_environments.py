@@ -294,6 +294,8 @@ async def test_the_model_has_as_many_turns_as_the_config_says(model: Path) -> No
         assert refused == ["max_turns_exceeded"] * 2
         assert [sum(mask_of(c)) for c in group.completions] == [6, 6]
         assert [c.reward for c in group.completions] == [0.25, 0.25]
+        length = rollout_pb2.FINISH_REASON_LENGTH
+        assert [c.finish_reason for c in group.completions] == [length] * 2
 
 
 async def test_a_prompt_that_is_too_long_drops_the_task(model: Path) -> None:
@@ -718,6 +720,7 @@ async def test_whatever_an_environment_does_to_its_process_its_attempt_fails_alo
             "wait": ("environment_timeout", "longer than"),
             "leave": ("environment_error", "SystemExit"),
             "allocate": ("environment_error", "MemoryError"),
+            "cancel everybody": ("environment_error", "it cancelled itself"),
             "no reward": ("environment_error", "returned 'set'"),
             "no sandbox": ("environment_setup_error", "no sandbox"),
         },
