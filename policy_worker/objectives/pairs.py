@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.config.schema import Config
 from paceline.config.sections.objective_options import PairOptions
 from policy_worker.objectives.batch import BadGroup, Floats, Ints, StepTotals, TokenBatch
 from policy_worker.objectives.columns import (
@@ -75,6 +76,15 @@ class PairObjective(Objective):
     Options = PairOptions
     options: PairOptions
     whole_groups = True
+
+    def __init__(self, config: Config) -> None:
+        """Raises ValueError if samples may have branches."""
+        super().__init__(config)
+        if config.rollout.environment is not None and config.most_branches > 1:
+            raise ValueError(
+                "pairs are of samples of one sequence, and those of an environment may have "
+                "branches: set rollout.max_branches = 1"
+            )
 
     def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
         """The rewards themselves: they only say which completion is better."""

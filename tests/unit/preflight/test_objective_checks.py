@@ -66,6 +66,16 @@ def test_what_would_break_the_run_is_refused_with_the_remedy(kind: str, said: st
     assert said in str(refused.value)
 
 
+def test_pairs_of_an_environment_are_of_samples_without_branches() -> None:
+    """Those that are built in say so to the environment themselves."""
+    kind = "policy_worker.objectives.preferences:Dpo"
+    played = {"environment": "play:guess", "max_context": 40, "group_size": 2}
+    with pytest.raises(ObjectiveError, match=r"set rollout\.max_branches = 1$"):
+        doubts(config_of(kind, rollout=played))
+    assert doubts(config_of(kind, rollout=played | {"max_branches": 1})) == []
+    assert config_of("dpo", rollout=played).most_branches == 1
+
+
 def test_an_objective_that_the_toy_cannot_compute_is_only_doubted() -> None:
     assert all(
         "there is no such row" in said for said in doubts(config_of(f"{HERE}:NeedsRealRows"))
