@@ -18,7 +18,7 @@ from paceline.config.fields import AS_TOML, AtStart, Change, Fixed, Live, Sectio
 from paceline.config.schema import SECTIONS, SETTINGS, TABLES, Config
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import BadInput
-from paceline.masking import masked_settings
+from paceline.masking import MASK, masked_settings
 from paceline.process.files import read_ours, start_owner
 
 FLEET_SECTIONS = (
@@ -85,8 +85,16 @@ def _no_toml(path: Path, text: str, message: str) -> str:
 def _shown(override: str) -> str:
     """``section.field=value``; a text is masked if the name is that of a secret."""
     name, _, text = override.partition("=")
-    is_text = isinstance(_parse_override(override)[1], str)
-    return f"{name}={masked_settings(text, name) if is_text else text}"
+    value = _parse_override(override)[1]
+    if isinstance(value, str):
+        return f"{name}={masked_settings(text, name)}"
+    return f"{name}={text if _masked_input(value, name) == value else MASK}"
+
+
+def _masked_input(value: Any, name: str) -> Any:
+    """``value`` of a setting that does not take it: instead of the name of a file with a secret it
+    may have the secret."""
+    return masked_settings(value, name.removesuffix("_file"))
 
 
 def to_toml(config: Config, *, mask: bool = False) -> str:
@@ -236,7 +244,8 @@ def _described_one(field: Field, error: ErrorDetails) -> tuple[Field, str]:
     message = message[0].lower() + message[1:]
     if error["type"] in ("model_type", "model_attributes_type"):
         message = f"it is a section. Write [{name}] on a line of its own, and its settings under it"
-    shown, text = json.dumps(error["input"], default=str), _meaning(field)
+    value = _masked_input(error["input"], name)
+    shown, text = json.dumps(value, default=str), _meaning(field)
     return field, f"{name} = {shown}: {message}." + (f" {name}: {text}" if text else "")
 
 

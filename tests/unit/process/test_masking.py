@@ -110,6 +110,18 @@ def test_a_setting_that_does_not_exist_hides_its_value(tmp_path: Path, name: str
         assert SECRET not in str(refused.value) and f"{name}={MASK}" in str(refused.value)
 
 
+def test_a_secret_in_the_place_of_its_file_is_hidden(tmp_path: Path) -> None:
+    file = write_config(tmp_path)
+    given = f'auth.token_file=["{SECRET}"]'
+    with pytest.raises(ConfigError) as refused:
+        load_config(file, [given])
+    assert SECRET not in str(refused.value) and MASK in str(refused.value)
+    file.write_text(f"{file.read_text()}\n[auth]\n{given.partition('.')[2]}\n")
+    with pytest.raises(ConfigError) as refused:
+        load_config(file)
+    assert SECRET not in str(refused.value) and MASK in str(refused.value)
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_checked_configuration_is_printed_masked(tmp_path: Path, options: list[str]) -> None:
     urls = {"redis": {"url": HIDING[0]}, "payloads": {"url": [HIDING[1]]}}
