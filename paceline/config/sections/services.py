@@ -7,6 +7,20 @@ from pydantic import Field, model_validator
 
 from paceline.config.fields import Fixed, LocalPath, Positive, Seconds, Section
 
+REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
+
+
+def check_ports(setting: str, url: str) -> None:
+    """Raises ValueError if an address in the URL of a Redis has a port that is none."""
+    for address in urlsplit(url).netloc.rpartition("@")[2].split(","):
+        try:
+            _ = urlsplit(f"//{address}").port
+        except ValueError:
+            raise ValueError(
+                f"{setting}: a port is a number from 0 to 65535, as in redis://HOST:6379/0; in a "
+                "password, / is written %2F, and @ %40"
+            ) from None
+
 
 class RedisConfig(Section):
     url: Annotated[str | None, Fixed("the journal is stored there")] = None
@@ -22,6 +36,11 @@ class RedisConfig(Section):
     maxmemory_mb: Positive | None = None
     """Memory limit of Paceline's own server, in MiB. Above it, it refuses writes."""
 
+    @model_validator(mode="after")
+    def _has_ports(self) -> "RedisConfig":
+        check_ports("redis.url", self.url or "")
+        return self
+
 
 class ControllerConfig(Section):
     host: str = "127.0.0.1"
@@ -35,9 +54,6 @@ class ControllerConfig(Section):
     """Journal events between two snapshots of the ledger."""
     max_message_mb: Annotated[int, Field(ge=1, le=2047)] = 64
     """Largest gRPC message that is accepted, in MiB."""
-
-
-REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
 
 
 class PayloadsConfig(Section):
@@ -66,7 +82,9 @@ class PayloadsConfig(Section):
                     f"payloads.url: {url!r} names no store: use redis://HOST:PORT/0, file:///PATH "
                     "(an absolute path) or s3://BUCKET/PREFIX"
                 )
-            if parts.scheme not in REDIS_SCHEMES and len(self.urls) > 1:
+            if parts.scheme in REDIS_SCHEMES:
+                check_ports("payloads.url", url)
+            elif len(self.urls) > 1:
                 raise ValueError(
                     "payloads.url: several stores are possible with Redis alone: name one"
                 )

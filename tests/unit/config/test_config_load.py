@@ -59,6 +59,21 @@ def test_overrides_are_typed_values_or_plain_text_and_none_unsets(tmp_path: Path
     assert config.train.loss.tis_cap is None and config.data.answer_field is None
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "redis.url=redis://h:port/0",
+        "redis.url=redis+sentinel://a:1,b:x/m",
+        "payloads.url=redis://h:",
+    ],
+)
+def test_a_port_of_a_redis_is_a_number(tmp_path: Path, given: str) -> None:
+    setting, _, url = given.partition("=")
+    with pytest.raises(ConfigError, match=f"{setting}: a port is a number"):
+        load_config(write(tmp_path, MINIMAL), [f"{given}x"])
+    load_config(write(tmp_path, MINIMAL), [f"{setting}={url.partition(':/')[0]}://:a%2Fb@h:6379/m"])
+
+
 def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
     config = load_config(
         write(tmp_path, MINIMAL),
