@@ -95,7 +95,6 @@ class Trainer:
             deltas=deltas,
             bucket_bytes=(self._args.mib << 20) // BUCKETS,
             host=self._args.host,
-            through_host=True,
         )
 
 

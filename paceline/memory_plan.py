@@ -1,6 +1,5 @@
 """Memory plan: bytes by part of every kind of process of a run, on its GPU and on its host."""
 
-import math
 import re
 import sys
 from collections import Counter
@@ -277,10 +276,7 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
     if config.takes_turns:
         state = ("weights", "frozen base", "optimizer moments", "reference")
         host["state without a turn"] = sum(gpu.get(part, 0) for part in state)
-    joined = (config.fleet.policy > 1) + (ranks > 1)
-    if not (config.recorded or config.weights_through_host):
-        joined += math.ceil(config.fleet.rollout / config.fleet.policy)
-    gpu["communicators"] = NCCL * joined
+    gpu["communicators"] = NCCL * ((config.fleet.policy > 1) + (ranks > 1))
     if not config.recorded:
         # A rank's buckets of two versions: links still send the older, or compare with it.
         wire = _engine_width(config) * (shape.adapters or shape.parameters) // ranks
@@ -314,8 +310,6 @@ def _rollout(config: Config, shape: ModelShape) -> ProcessPlan:
         "engine weights": (weights + width * shape.adapters) // devices,
         "KV cache of one sequence": width * shape.kv_elements * _longest(config) // devices,
     }
-    if not config.weights_through_host:
-        gpu["communicators"] = NCCL * config.fleet.policy_ranks
     # Weights that arrive, and those before them, on which deltas build or which a relay still
     # hands on.
     two = (rollout.weight_deltas and width == 2) or config.relay_fanout > 0

@@ -170,7 +170,6 @@ class ReplicaPublisher(WeightPublisher):
             share=WeightShard(replica.rank, replica.size),
             on_link_error=on_link_error,
             host=replica.host or place.host,
-            through_host=config.weights_through_host,
         )
         if replica.store is not None:
             heard = super().set_links

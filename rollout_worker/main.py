@@ -191,11 +191,11 @@ class RolloutWorker:
             return
         # The ranks of vLLM share what arrived through host memory, and its device has no room for
         # it. Between its turns a worker has no device.
-        through_host = self.config.takes_turns or self.config.rollout.engine == "vllm"
+        on_host = self.config.takes_turns or self.config.rollout.engine == "vllm"
         self.receiver = self.reports.receiver = WeightReceiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
-            device=pick_device("cpu" if through_host else self.config.model.device),
+            device=pick_device("cpu" if on_host else self.config.model.device),
             on_weights=self.loading.on_weights,
             evaluating=self.held.evaluating,
             deltas=self.config.rollout.weight_deltas,

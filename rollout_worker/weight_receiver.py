@@ -117,8 +117,8 @@ class WeightReceiver(LinkEnd):
         called from that thread if this worker, not the link, is why a version could not be staged.
         ``on_arrival``: called from that thread when a newer version begins to come.
         ``deltas``: keep the newest weights in host memory, so that the next version may come as
-        what changed. ``relays``: links may lead from one receiver to another; then weights pass
-        through host memory, and the newest stay there. ``stall_s``: silence after which a relay, or
+        what changed. ``relays``: links may lead from one receiver to another; then the newest
+        weights stay in host memory. ``stall_s``: silence after which a relay, or
         a rank that owes buckets, has failed. Other arguments as for LinkEnd."""
         self._deltas = deltas
         self._on_weights = on_weights
@@ -132,11 +132,11 @@ class WeightReceiver(LinkEnd):
         """The weights that came last. They outlive the link: the next one may go on with deltas."""
         self._known, self._known_t = -1, 0.0
         """Newest version that the controller has named, and when it did so first."""
-        super().__init__(**ends, through_host=relays)
+        super().__init__(**ends)
         self.relay: WeightRelay | None = None
         if relays:
             life = LifeSign(stall_s / _SIGNS, self._listens)
-            self.relay = WeightRelay(**ends, life=life, through_host=True)
+            self.relay = WeightRelay(**ends, life=life)
         # Outlives a link, with what the link has left of a transfer.
         self._reception = Reception(
             keep_deltas=relays,

@@ -114,12 +114,6 @@ class Config(Section):
         return self.fleet.sharing == "turns" and scorer.path is not None and scorer.takes_turns
 
     @property
-    def weights_through_host(self) -> bool:
-        """Weights travel between host memories: of relays, of vLLM's ranks, and of workers that are
-        without their device for a while."""
-        return self.relay_fanout > 0 or self.rollout.engine == "vllm" or self.takes_turns
-
-    @property
     def relay_fanout(self) -> int:
         """rollout.relay_fanout as a number; 0: no relays."""
         chosen = self.rollout.relay_fanout

@@ -78,7 +78,6 @@ class ProcessMesh:
         cancelled: Callable[[], bool],
         timeout_s: float = 60.0,
         host: str | None = None,
-        transfers_only: bool = False,
     ) -> "ProcessMesh":
         """Meets the other members under the Redis key ``key`` and connects to them.
 
@@ -86,9 +85,7 @@ class ProcessMesh:
         ``device``: where this member computes; CUDA buffers go over NCCL if every member has a
         CUDA device of its own, else through host memory over gloo. ``host``: address at which the
         others reach this member; default: the one on the way to Redis. An explicit
-        GLOO_SOCKET_IFNAME in the environment goes first. ``transfers_only``: the members will send
-        and receive, and not reduce; NCCL then takes little memory. A mesh of size 1 has no
-        rendezvous.
+        GLOO_SOCKET_IFNAME in the environment goes first. A mesh of size 1 has no rendezvous.
 
         Raises EpochCancelled, or MeshError when members are missing after ``timeout_s`` seconds.
         """
@@ -98,13 +95,8 @@ class ProcessMesh:
             raise ValueError("a CUDA device of a mesh needs an index: NCCL finds no buffer without")
         if size == 1:
             return cls(rank, size, device, cancelled)
-        member = MeshMember(rank, size, device, host or "", timeout_s, transfers_only)
+        member = MeshMember(rank, size, device, host or "", timeout_s)
         return cls(rank, size, device, cancelled, *Forming(url, key, member).result(cancelled))
-
-    @property
-    def joins_devices(self) -> bool:
-        """True if buffers on the members' CUDA devices travel without passing host memory."""
-        return self.device_side is not None
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Replaces ``buffer`` by its sum over all members. The same shape and dtype everywhere."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from paceline.process import threads
 from paceline.process.compute_device import set_up_cuda
 
 _LOOK_S = 0.05
-_LINK_CHANNELS = 4
 
 
 class NcclBackend:
@@ -54,39 +52,26 @@ class NcclBackend:
         options = dist.ProcessGroupNCCL.Options()
         options.config.blocking = 0
         options._timeout = FOREVER
-        if member.transfers_only:
-            # Each channel takes memory of the device and a multiprocessor while it works.
-            options.config.max_ctas = _LINK_CHANNELS
         self._group = dist.ProcessGroupNCCL(self._store, member.rank, size, options)
         if self.severed.is_set():
             raise MeshError(ABANDONED)
         if member.device.type == "cuda":
             torch.cuda.set_device(member.device)
         # This returns before the communicator is connected, and the first operation would wait for
-        # that, in C++ and out of reach of sever(). So the first ones are here, in the forming
-        # thread.
+        # that, in C++ and out of reach of sever(). So the first one is here, in the forming thread.
         self._group.eager_connect_single_device(member.device)
         self._connect(member)
 
     def _connect(self, member: MeshMember) -> None:
         """Returns once every member takes part: then no later operation blocks its caller."""
-        element = torch.zeros(1, device=member.device)
-        if member.transfers_only and member.size == 2:
-            # Each direction has a connection of its own.
-            first, second = (self.send, self.recv) if member.rank == 0 else (self.recv, self.send)
-            starts = [partial(first, element, 1 - member.rank)]
-            starts.append(partial(second, element, 1 - member.rank))
-        else:
-            starts = [partial(self.all_reduce, element)]
+        handle = self.all_reduce(torch.zeros(1, device=member.device))
         deadline = time.monotonic() + member.timeout_s
-        for start in starts:
-            handle = start()
-            while not handle.poll(_LOOK_S):
-                if self.severed.is_set():
-                    raise MeshError(ABANDONED)
-                if time.monotonic() >= deadline:
-                    raise MeshError("NCCL did not connect the members in time")
-            handle.result()
+        while not handle.poll(_LOOK_S):
+            if self.severed.is_set():
+                raise MeshError(ABANDONED)
+            if time.monotonic() >= deadline:
+                raise MeshError("NCCL did not connect the members in time")
+        handle.result()
 
     def all_reduce(self, buffer: Tensor) -> Handle:
         return _NcclWork(self, self._group.allreduce([buffer]), buffer)

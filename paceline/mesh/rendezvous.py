@@ -57,8 +57,6 @@ class MeshMember:
     device: torch.device
     host: str
     timeout_s: float
-    transfers_only: bool = False
-    """True if the members send and receive and never reduce."""
 
 
 class Rendezvous:

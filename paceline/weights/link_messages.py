@@ -4,7 +4,7 @@ that precede buckets.
     hello {version} ──►  ◄── welcome {sources}       the receiver then connects to the others, one
                                                      for each rank of the replica that publishes
     ask {version, publication, buckets that are here, base that is here}  ──►
-                      ◄── answer {ready, kept, base, direct}       it may say "waits" first
+                      ◄── answer {ready, kept, base}       it may say "waits" first
     go {true}  ──►  the source sends            go {false} ──►  not this version, then
     ack {version} ──►
 """
@@ -20,7 +20,7 @@ from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.weights.weight_manifest import WeightsRefused, is_count
 
 PUBLISHER, RECEIVER = 0, 1
-PROTOCOL = 4
+PROTOCOL = 5
 _SMALL_FRAME = 64 << 10
 _ASK_FRAME = 16 << 20
 _MOST_SOURCES = 4096
@@ -123,7 +123,6 @@ class Answer:
     """The receiver's buckets are the same here, and are not sent again."""
     base: bool = False
     """Buckets may come as deltas to the base that the receiver named."""
-    direct: bool = False
 
 
 def recv_ask(mesh: ProcessMesh) -> Ask | bool:
@@ -148,7 +147,7 @@ def recv_answer(mesh: ProcessMesh) -> Answer | None:
     message = recv_frame(mesh, PUBLISHER)
     if message.get("waits") is True:
         return None
-    flags: Sequence[Any] = [message.get(name) for name in ("ready", "kept", "base", "direct")]
+    flags: Sequence[Any] = [message.get(name) for name in ("ready", "kept", "base")]
     if not all(isinstance(flag, bool) for flag in flags):
         raise WeightsRefused("a source's answer is malformed")
     return Answer(*flags)

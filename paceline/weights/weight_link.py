@@ -68,9 +68,6 @@ class LinkEnd(ABC):
     on_link_error: Callable[[int, str], None]
     """Called from a link's thread with the generation of a link that failed and the reason."""
     host: str | None = None
-    through_host: bool = False
-    """Weights pass through host memory at both ends, wherever they are computed with: a relay hands
-    on what is there. The same at both ends."""
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -143,11 +140,10 @@ class LinkEnd(ABC):
             key=f"{key}:{source}" if source else key,
             rank=self.rank,
             size=2,
-            device=torch.device("cpu") if self.through_host else self.device,
+            device=torch.device("cpu"),
             cancelled=lambda: self._over(link),
             timeout_s=self.form_s,
             host=self.host,
-            transfers_only=True,
         )
 
     def _serve(self, link: WeightLink) -> None:

@@ -211,7 +211,6 @@ class _Granted:
     missing: tuple[int, ...]
     kept: int
     base: Any
-    direct: bool
     began: float = field(default_factory=time.perf_counter)
 
 
@@ -253,29 +252,24 @@ def _answer(
         send_answer(mesh, Answer())
         return None
     source.wait_ready()
-    direct = mesh.joins_devices and source.flat.device == mesh.device
     try:
-        kept = _is_here(mesh, source, ask, life, direct=direct)
+        kept = _is_here(mesh, source, ask, life)
     except GivenUp:
         send_answer(mesh, Answer())
         return None
-    # Between devices a whole bucket is faster than the host that would have to apply a delta.
-    base = None if direct else source.base_for(ask.base)
-    send_answer(mesh, Answer(True, kept, base is not None, direct))
+    base = source.base_for(ask.base)
+    send_answer(mesh, Answer(True, kept, base is not None))
     if not kept:
         return None
     have = set(ask.have)
     missing = tuple(i for i in source.share.buckets(source.manifest) if i not in have)
-    return _Granted(source, missing, len(have), base, direct)
+    return _Granted(source, missing, len(have), base)
 
 
-def _is_here(
-    mesh: ProcessMesh, source: WeightSource, ask: Ask, life: LifeSign, *, direct: bool
-) -> bool:
+def _is_here(mesh: ProcessMesh, source: WeightSource, ask: Ask, life: LifeSign) -> bool:
     if not ask.have:
         return True
-    mine = set(source.share.buckets(source.manifest))
-    if direct or not mine.issuperset(ask.have):
+    if not set(source.share.buckets(source.manifest)).issuperset(ask.have):
         return False
     for i in ask.have:
         _await_bucket(mesh, source, i, life, lambda: send_answer(mesh, None))
@@ -283,10 +277,10 @@ def _is_here(
 
 
 def _send_buckets(mesh: ProcessMesh, granted: _Granted, life: LifeSign) -> Sent | None:
-    source, base, direct = granted.source, granted.base, granted.direct
+    source, base = granted.source, granted.base
     wire_bytes, beat = 0, partial(send_record, mesh, PATIENCE)
     bounce = list[Tensor]()
-    if not direct and source.flat.device.type == "cuda":
+    if source.flat.device.type == "cuda":
         # A copy to memory that is not page-locked is four times as slow.
         size = source.manifest.bucket_bytes
         bounce = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]

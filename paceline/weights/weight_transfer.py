@@ -74,8 +74,8 @@ class StagedWeights:
     tensors: dict[str, Tensor]
     seconds: float = 0.0
     base: ReceiverBase | None = None
-    """The same weights as a base for the next version; None if they came straight to a device, or
-    if deltas of their types are not worth it."""
+    """The same weights as a base for the next version; None if deltas of their types are not worth
+    it."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,6 @@ class Coming:
     base: ReceiverBase | None
     heard: Callable[[], None]
     done: Callable[[], None]
-    direct: bool
-    """From its device to this one."""
 
 
 @dataclass
@@ -145,16 +143,9 @@ def receive_snapshot(
         if not coming:
             # A version that was published since: it is announced next.
             continue
-        staged: StagedWeights | None
-        if coming[0].direct:
-            on_device = coming[0].mesh.device
-            flat = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=on_device)
-            receive_direct(ask.version, manifest, flat, coming)
-            staged = StagedWeights(ask.version, manifest.views(flat))
-        else:
-            deltas = reception.keep_deltas
-            weights = begun or ArrivingWeights(ask.version, manifest, keep_deltas=deltas)
-            staged = _stage_shares(weights, coming, device, reception)
+        deltas = reception.keep_deltas
+        weights = begun or ArrivingWeights(ask.version, manifest, keep_deltas=deltas)
+        staged = _stage_shares(weights, coming, device, reception)
         if staged is not None:
             return replace(staged, seconds=time.perf_counter() - started)
 
@@ -181,21 +172,16 @@ def _negotiate(
             reception.paid(source)
     if not ready:
         return [], None
-    if len({answer.direct for answer in answers}) > 1:
-        raise WeightsRefused("some sources send from their devices and others do not")
     if base is None and any(answer.base for answer in answers):
         raise WeightsRefused("deltas were announced for weights that are not here")
-    direct = answers[0].direct
-    if direct and not all(mesh.joins_devices for mesh in sources):
-        raise WeightsRefused("buckets were announced over a device link that is not there")
     coming = []
     for source, (mesh, answer) in enumerate(zip(sources, answers, strict=True)):
         share = WeightShard(source, len(sources))
-        here = set() if direct or weights is None else set(weights.held_of(share)[0])
+        here = set() if weights is None else set(weights.held_of(share)[0])
         missing = [i for i in share.buckets(manifest) if i not in here]
         heard, paid = partial(reception.heard, source), partial(reception.paid, source)
         deltas = base if answer.base else None
-        coming.append(Coming(mesh, missing, deltas, heard, paid, direct=direct))
+        coming.append(Coming(mesh, missing, deltas, heard, paid))
     return coming, weights
 
 
@@ -264,13 +250,6 @@ def receive_shares(weights: ArrivingWeights, coming: Sequence[Coming]) -> bool:
         if not all(one.mesh.settled for one in coming):
             weights.leave_memory()
         raise
-
-
-def receive_direct(
-    version: int, manifest: Manifest, flat: Tensor, coming: Sequence[Coming]
-) -> None:
-    """Fills ``flat`` from the sources' devices."""
-    at_once(coming, lambda one: _receive_direct(version, manifest, flat, one))
 
 
 def at_once(coming: Sequence[Coming], work: Callable[[Coming], T]) -> list[T]:
@@ -344,28 +323,6 @@ def _check(
     if delta is not None and base is not None:
         bucket.copy_(weights.manifest.bucket(base.flat, index))
         apply_delta(bucket, delta)
-    _compare(weights.version, index, bucket, expected)
-    weights.add(index, expected, delta)
-
-
-def _receive_direct(version: int, manifest: Manifest, flat: Tensor, coming: Coming) -> None:
-    """One bucket is checked while the next one arrives."""
-    before: tuple[int, Tensor, str] | None = None
-    for i in coming.buckets:
-        (size, expected), bucket = _recv_record(coming), manifest.bucket(flat, i)
-        if size != WHOLE:
-            raise WeightsRefused("a bucket between devices travels whole")
-        receiving = coming.mesh.recv_async(bucket, PUBLISHER)
-        if before is not None:
-            _compare(version, *before)
-        coming.mesh.wait(receiving)
-        coming.heard()
-        before = i, bucket, expected
-    coming.done()
-    if before is not None:
-        _compare(version, *before)
-
-
-def _compare(version: int, index: int, bucket: Tensor, expected: str) -> None:
     if checksum(bucket) != expected:
-        raise WeightsRefused(f"bucket {index} of version {version} was damaged on the way")
+        raise WeightsRefused(f"bucket {index} of version {weights.version} was damaged on the way")
+    weights.add(index, expected, delta)

@@ -61,7 +61,6 @@ class Tree:
             device=CPU,
             on_link_error=lambda epoch, detail: None,
             bucket_bytes=BUCKET,
-            through_host=True,
             host="127.0.0.1",
         )
         stack.callback(self.trainer.close)

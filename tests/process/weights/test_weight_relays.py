@@ -332,7 +332,6 @@ def test_deltas_are_handed_on_and_a_child_without_the_base_gets_the_whole(
 ) -> None:
     caplog.set_level(logging.INFO)
     publishing = PublishingEnd(url, relays.run_id)
-    publishing.publisher.through_host = True
     trained = Trained(publishing.publisher)
     relay, sibling, late = (relays.receiving() for _ in range(3))
     try:

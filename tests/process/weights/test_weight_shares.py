@@ -6,15 +6,13 @@ import queue
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
-from paceline.weights import weight_link, weight_transfer
+from paceline.weights import weight_link
 from paceline.weights.weight_manifest import Manifest, WeightShard
 from paceline.weights.weight_snapshot import WeightSnapshot
 from policy_worker.publisher import WeightPublisher
@@ -251,8 +249,6 @@ def test_what_a_broken_link_brought_of_other_weights_is_not_kept(sharing: Sharin
 def test_a_relay_hands_on_what_comes_from_several_sources(sharing: Sharing) -> None:
     relay, child = sharing.receiver(relays=True), sharing.receiver(relays=True)
     replica, named = sharing.replica(3), shared_weights(1)
-    for rank in replica.ranks:
-        rank.through_host = True
     replica.set_links(link(1))
     relay.receiver.set_link(link(1))
     assert relay.receiver.relay is not None
@@ -263,46 +259,3 @@ def test_a_relay_hands_on_what_comes_from_several_sources(sharing: Sharing) -> N
         relay.gets(version, named)
         child.gets(version, named)
         named = stepped(named, version)
-
-
-@pytest.mark.parametrize("transport", ["nccl"], indirect=True)
-@pytest.mark.parametrize("sources", [1, 3])
-def test_whole_buckets_go_from_device_to_device_if_the_mesh_joins_them(
-    transport: None, sharing: Sharing, sources: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    direct: list[int] = []
-    receive = weight_transfer.receive_direct
-
-    def receive_direct(version: int, *arguments: Any) -> None:
-        direct.append(version)
-        receive(version, *arguments)
-
-    monkeypatch.setattr(weight_transfer, "receive_direct", receive_direct)
-    replica, named = sharing.replica(sources), shared_weights(1)
-    sharing.join(replica, 1)
-    for version in (1, 2):
-        replica.publish(version, named)
-        sharing.receiving.gets(version, named)
-        named = stepped(named, version)
-    assert direct == [1, 2]
-    total = manifest_of(named).total_bytes
-    until(lambda: sum(replica.sent()) == 2 * total)
-
-
-def test_what_came_over_the_host_is_not_gone_on_with_between_devices(
-    sharing: Sharing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replica, named = sharing.replica(2, without=1), shared_weights(1)
-    half = sharing.source(1, 1, 2)
-    replica.publish(1, named)
-    sharing.join(replica, 1)
-    assert weight_link_peer.next_line(half) == {"sent": "half"}
-    until(lambda: sharing.receiving.buckets > 1)
-    half.kill()
-    assert sharing.receiving.failure()[0] == 1
-    monkeypatch.setattr(ProcessMesh, "joins_devices", True)
-    other = sharing.replica(2)
-    other.publish(1, named)
-    sharing.join(other, 2)
-    sharing.receiving.gets(1, named)
-    until(lambda: sum(other.sent()) == manifest_of(named).total_bytes)

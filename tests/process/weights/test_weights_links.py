@@ -15,8 +15,6 @@ from testbed.workers import weight_link_peer
 from tests.fixtures.weight_links import PublishingEnd, ReceivingEnd, Trained, link, shares, until
 from tests.process.weights.conftest import StartPeer
 
-pytestmark = pytest.mark.usefixtures("transport")
-
 
 class Publishing(PublishingEnd):
     def publish(self, version: int) -> None:
@@ -68,7 +66,6 @@ def test_a_joiner_gets_the_current_version_at_once(
     until(lambda: publishing.publisher.last_transfer_s > 0)
 
 
-@pytest.mark.parametrize("transport", ["gloo"], indirect=True)  # devices keep no base
 def test_a_damaged_base_costs_one_link_and_then_the_whole(
     publishing: Publishing, receiving: Receiving, caplog: pytest.LogCaptureFixture
 ) -> None:

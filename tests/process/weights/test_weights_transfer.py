@@ -27,9 +27,6 @@ from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
 from paceline.weights.weight_transfer import StagedWeights, receive_snapshot
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("transport")
-through_hosts = pytest.mark.parametrize("transport", ["gloo"], indirect=True)
-"""Between devices every bucket travels whole, and no base is kept."""
 Pair = tuple[ProcessMesh, ProcessMesh]
 
 
@@ -235,7 +232,6 @@ def send_second(link: Pair, new: WeightSnapshot, held: ReceiverBase | None) -> S
     return sent
 
 
-@through_hosts
 @pytest.mark.parametrize("case", ["a base", "much has changed", "no base", "other bits"])
 def test_what_has_no_base_to_speak_of_travels_whole(link: Pair, case: str) -> None:
     old, new = two_versions(share=1.0 if case == "much has changed" else 0.01)
@@ -254,7 +250,6 @@ def test_what_has_no_base_to_speak_of_travels_whole(link: Pair, case: str) -> No
         assert sent.wire_bytes == new.manifest.total_bytes
 
 
-@through_hosts
 def test_a_transfer_goes_on_with_its_base_while_the_next_version_is_published(link: Pair) -> None:
     old, new = two_versions(share=0.01)
     held = base_of(old)
@@ -265,7 +260,6 @@ def test_a_transfer_goes_on_with_its_base_while_the_next_version_is_published(li
     assert sent.wire_bytes == new.manifest.total_bytes, "a transfer that begins now has no base"
 
 
-@through_hosts
 def test_deltas_for_a_base_that_is_not_here_are_refused(link: Pair) -> None:
     publisher, receiver = link
     old, new = two_versions(share=0.01)
@@ -275,7 +269,6 @@ def test_deltas_for_a_base_that_is_not_here_are_refused(link: Pair) -> None:
         receive_snapshot([receiver])
 
 
-@through_hosts
 @pytest.mark.parametrize("size", [-1, 8192])
 def test_a_delta_of_absurd_size_is_refused(
     link: Pair, size: int, monkeypatch: pytest.MonkeyPatch

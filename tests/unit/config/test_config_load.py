@@ -180,21 +180,19 @@ def test_any_text_survives_toml(name: str, stops: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fanout", "through_host"),
+    ("overrides", "fanout"),
     [
-        ([], 0, False),
-        (["rollout.engine=vllm"], AUTO_FANOUT, True),
-        (["rollout.engine=vllm", "rollout.relay_fanout=0"], 0, True),
-        (["rollout.engine=package.module:Engine"], 0, False),
-        (["rollout.relay_fanout=1"], 1, True),
-        (["fleet.sharing=turns"], 0, True),
+        ([], 0),
+        (["rollout.engine=vllm"], AUTO_FANOUT),
+        (["rollout.engine=vllm", "rollout.relay_fanout=0"], 0),
+        (["rollout.engine=package.module:Engine"], 0),
+        (["rollout.relay_fanout=1"], 1),
     ],
 )
-def test_weights_are_relayed_where_they_go_through_host_memory_in_any_case(
-    tmp_path: Path, overrides: list[str], fanout: int, through_host: bool
+def test_weights_are_relayed_by_default_with_vllm_alone(
+    tmp_path: Path, overrides: list[str], fanout: int
 ) -> None:
-    config = load_config(write(tmp_path, MINIMAL), overrides)
-    assert (config.relay_fanout, config.weights_through_host) == (fanout, through_host)
+    assert load_config(write(tmp_path, MINIMAL), overrides).relay_fanout == fanout
 
 
 LEND = ["fleet.sharing=lend"]

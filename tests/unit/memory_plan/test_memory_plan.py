@@ -304,16 +304,15 @@ def test_an_engine_leaves_room_for_the_next_version_if_its_cache_stays_large(wei
     assert staged or share == RESERVE
 
 
-def test_communicators_are_those_of_mesh_ranks_and_links():
+def test_communicators_are_those_of_mesh_and_ranks():
     shape = shape_of(random_config("qwen3"), "float32")
 
-    def joined(fleet, **rollout):
-        plans = memory_plan(settings(fleet=fleet, rollout=rollout), shape)
-        return [plan.gpu.get("communicators", 0) / NCCL for plan in plans]
+    def joined(fleet):
+        return memory_plan(settings(fleet=fleet), shape)[0].gpu["communicators"] / NCCL
 
-    assert joined({"policy": 1, "rollout": 3}) == [3, 1]
-    assert joined({"policy": 2, "rollout": 3, "policy_ranks": 4}) == [4, 4]
-    assert joined({"policy": 2, "rollout": 3}, engine="vllm") == [1, 0]
+    assert joined({"policy": 1, "rollout": 3}) == 0
+    assert joined({"policy": 2, "rollout": 3}) == 1
+    assert joined({"policy": 2, "rollout": 3, "policy_ranks": 4}) == 2
 
 
 def test_a_pair_in_turns_needs_the_larger_of_both_and_host_memory_for_the_other():

@@ -166,14 +166,6 @@ def test_nccl_uses_the_interface_that_has_the_members_address(
     assert [interface_of(host) for host in ("10.1.2.3", "10.9.9.9")] == ["fast0", ""]
 
 
-def test_a_link_connects_both_ways_and_takes_few_channels(machine: nccl.Machine) -> None:
-    formed(transfers_only=True)
-    first, second = sorted(machine.groups, key=lambda group: group.rank)
-    assert first.options.config.max_ctas < nccl.Options().config.max_ctas
-    assert [name for name, _ in first.works] == ["send 1", "recv 1"]
-    assert [name for name, _ in second.works] == ["recv 0", "send 0"]
-
-
 def test_a_device_without_index_is_refused() -> None:
     with pytest.raises(ValueError, match="needs an index"):
         ProcessMesh.form(
