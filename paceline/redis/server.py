@@ -194,7 +194,7 @@ def _heal(home: Path, ended: NoRedis) -> str:
     if not any(words in str(ended) for words in REFUSALS):
         raise ended
     try:
-        healed = cut_torn_tail(home)
+        healed = cut_torn_tail(home, find_server())
     except Damaged as error:
         raise NoRedis(f"the embedded Redis cannot read its journal: {error}") from None
     if not healed:

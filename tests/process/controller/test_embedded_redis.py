@@ -17,7 +17,7 @@ from controller.store.redis_keys import Keys
 from paceline.config.sections.services import RedisConfig
 from paceline.redis.append_only_file import whole_commands
 from paceline.redis.client import connect, connect_sync
-from paceline.redis.server import NoRedis, RedisEndpoint, ensure_redis, stop_redis
+from paceline.redis.server import NoRedis, RedisEndpoint, ensure_redis, find_server, stop_redis
 
 
 def test_a_server_that_dies_while_it_is_waited_for_is_replaced(tmp_path: Path) -> None:
@@ -176,14 +176,31 @@ def test_damage_in_the_middle_is_refused_with_what_can_be_done(
     assert not list(newest.parent.glob("*.cut-at-*"))
 
 
-def test_a_transaction_without_its_end_is_no_whole_command() -> None:
-    def command(*words: str) -> bytes:
-        return b"*%d\r\n" % len(words) + b"".join(
-            b"$%d\r\n%s\r\n" % (len(word), word.encode()) for word in words
-        )
+def command(*words: str) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(
+        b"$%d\r\n%s\r\n" % (len(word), word.encode()) for word in words
+    )
 
-    first = command("SET", "a", "b")
-    begun = command("MULTI") + command("SET", "c", "d")
-    assert whole_commands(first + begun) == len(first)
-    assert whole_commands(first + begun + command("EXEC")) == len(first + begun + command("EXEC"))
-    assert whole_commands(b"#TS:1795712013\r\n" + first + b"*1\r\n$4\r\nPI") == 16 + len(first)
+
+BEGUN = command("MULTI") + command("SET", "paceline:c", "d") + command("SET", "paceline:e", "f")
+
+
+def test_a_transaction_without_its_end_is_no_whole_command(tmp_path: Path) -> None:
+    file, first = tmp_path / "file.aof", command("SET", "a", "b")
+
+    def whole(data: bytes) -> int:
+        file.write_bytes(data)
+        return whole_commands(file, find_server())
+
+    assert whole(b"") == 0
+    assert whole(first + BEGUN) == len(first)
+    assert whole(first + BEGUN + command("EXEC")) == len(first + BEGUN + command("EXEC"))
+    assert whole(b"#TS:1795712013\r\n" + first + b"*1\r\n$4\r\nPI") == 16 + len(first)
+
+
+def test_a_transaction_that_was_torn_is_cut(newest: Path, tmp_path: Path) -> None:
+    whole = newest.read_bytes()
+    newest.write_bytes(whole + BEGUN + bytes(100))
+    assert keys_left(tmp_path)[0] == KEYS
+    (copy,) = newest.parent.glob("*.cut-at-*")
+    assert copy.read_bytes() == BEGUN + bytes(100)
