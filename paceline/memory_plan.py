@@ -64,7 +64,6 @@ REMEDIES = {
     "activations": "model.gradient_checkpointing = true",
     "inputs of blocks": "train.memory.offload_activations = true",
     "activations outside blocks": "train.memory.tokens_per_microbatch: fewer",
-    "logits": "train.memory.logits_chunk_mb: less",
     "published weights": "train.memory.offload_publishing = true",
     "engine weights": 'rollout.tensor_parallel: more, with rollout.engine = "vllm"',
     "KV cache of one sequence": "rollout.max_context: less",
@@ -269,7 +268,7 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
         tokens,
         shape.hidden,
         shape.vocabulary,
-        memory.logits_chunk_mb,
+        DEFAULT_CHUNK_MB,
         entropy_gradient=bool(train.loss.entropy_coef),
     )
     host["checkpoint"] = 12 * weights // ranks  # Weights and moments

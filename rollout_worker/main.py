@@ -200,7 +200,6 @@ class RolloutWorker:
             evaluating=self.held.evaluating,
             deltas=self.config.rollout.weight_deltas,
             relays=self.config.relay_fanout > 0,
-            stall_s=self.config.rollout.relay_stall_s,
             on_link_error=self.on_link_error,
             on_staging_failure=self.loading.on_staging_failure,
             on_arrival=self.loading.arriving,

@@ -19,13 +19,14 @@ from typing import Any
 
 from paceline.config.sections.workers import KubernetesConfig
 from paceline.providers.base import Provider, Trouble, desired_of
+from paceline.rpc.addresses import at
 from paceline.v1 import admin_pb2
 from paceline.worker_pools import role_of, scorer_of
 
 REQUEST_LIMIT_S = 10.0
 CONFLICTS = 5  # write conflicts in a row after which the provider gives up for this time
-_NOT_SET = "kubernetes.{} is not set and this process is not in a pod: set it"
-NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Directory of a pod with the token, namespace and root certificate of its service account."""
 
 
 class KubernetesProvider(Provider):
@@ -78,46 +79,35 @@ class KubernetesProvider(Provider):
 
     def _url(self, workload: str) -> str:
         """Address of the workload's scale subresource. Raises Trouble."""
-        url, namespace = self._config.api_url, self._config.namespace
-        if url is None:
-            host = os.environ.get("KUBERNETES_SERVICE_HOST")
-            if not host:
-                raise Trouble(_NOT_SET.format("api_url"))
-            port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-            url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-        if not url.startswith("https://"):
-            raise Trouble("kubernetes.api_url must be https, or the token could be read on the way")
-        if namespace is None:
-            try:
-                namespace = Path(NAMESPACE_FILE).read_text().strip()
-            except OSError:
-                raise Trouble(_NOT_SET.format("namespace")) from None
+        host = os.environ.get("KUBERNETES_SERVICE_HOST")
+        if not host:
+            raise Trouble("this process is in no pod: start controllers in pods of the cluster")
+        server = at(host, int(os.environ.get("KUBERNETES_SERVICE_PORT", "443")))
         kind, _, name = workload.partition("/")
-        return f"{url.rstrip('/')}/apis/apps/v1/namespaces/{namespace}/{kind}s/{name}/scale"
+        place = f"namespaces/{_account('namespace')}/{kind}s/{name}"
+        return f"https://{server}/apis/apps/v1/{place}/scale"
 
     def _ask(self, method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         # Token and root are read for every request: the kubelet renews the token.
-        try:
-            token = Path(self._config.token_file).read_text().strip()
-        except OSError as error:
-            raise Trouble(
-                f"kubernetes.token_file {self._config.token_file} cannot be read: {error.strerror}"
-            ) from None
-        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        headers = {"Authorization": f"Bearer {_account('token')}", "Accept": "application/json"}
         data = None
         if body is not None:
             headers["Content-Type"] = "application/merge-patch+json"
             data = json.dumps(body).encode()
         request = urllib.request.Request(url, data, headers, method=method)
-        try:
-            context = ssl.create_default_context(cafile=self._config.ca_file)
-        except OSError as error:
-            raise Trouble(
-                f"kubernetes.ca_file {self._config.ca_file} cannot be used: {error}"
-            ) from None
+        context = ssl.create_default_context(cadata=_account("ca.crt"))
         with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_S, context=context) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
+
+
+def _account(name: str) -> str:
+    try:
+        return (ACCOUNT / name).read_text().strip()
+    except OSError as error:
+        raise Trouble(
+            f"{ACCOUNT / name} cannot be read ({error.strerror}): give the pod a service account"
+        ) from None
 
 
 def _explained(role: str, workload: str, refusal: urllib.error.HTTPError) -> str:

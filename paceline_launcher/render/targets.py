@@ -86,7 +86,7 @@ def kubernetes(request: RenderRequest) -> dict[str, str]:
     provider = KubernetesProvider(with_changes(request.config, "kubernetes", workloads).kubernetes)
     changes: dict[str, dict[str, Any]] = {
         "fleet": {"provider": "kubernetes"},
-        "kubernetes": {**workloads, "namespace": None},
+        "kubernetes": workloads,
         "controller": {"host": "0.0.0.0", "port": request.grpc_port},
         "rest": {"host": None, "port": request.rest_port or 0},
         "auth": _tls_settings(request),

@@ -77,7 +77,6 @@ class RowForwards:
     def scores(self, micro: MicroBatch) -> tuple[TokenScores, Tensor | None]:
         """Scores of the row's targets, and the reference's log-probs [C] of them."""
         temperature = self.state.config.rollout.temperature
-        chunk = self.state.config.train.memory.logits_chunk_mb
         parts, frozen = self.state.parts, self.frozen
         scalars = {name: float(number) for name, number in self.state.scalars.items()}
         resting = self.objective.resting(scalars)
@@ -85,7 +84,7 @@ class RowForwards:
         self.copies.refresh()
         micro.packing.follows = False  # nor do critics: the routes are those of the policy
         # Before the others' activations are there.
-        reference = self._reference(micro, temperature, chunk)
+        reference = self._reference(micro, temperature)
         with self._activations.of_row(tokens) if self._activations else nullcontext():
             none = torch.zeros(0, device=micro.input_ids.device)
             scores, outputs = TokenScores(none, none, none), {}
@@ -95,7 +94,7 @@ class RowForwards:
                         graph = self.objective.entropy_gradient
                         asked = {"entropy_gradient": graph, "routers": self._routers}
                         micro.packing.follows = True
-                        scores = score(model, micro, temperature, chunk_mb=chunk, **asked)
+                        scores = score(model, micro, temperature, **asked)
                         micro.packing.follows = False
                     else:
                         outputs[name] = values(model, micro, self._at[name])
@@ -108,13 +107,13 @@ class RowForwards:
         constants = {name: output.detach() for name, output in outputs.items()}
         return replace(scores, values=outputs, values_before=constants, scalars=scalars), reference
 
-    def _reference(self, micro: MicroBatch, temperature: float, chunk: float) -> Tensor | None:
+    def _reference(self, micro: MicroBatch, temperature: float) -> Tensor | None:
         """Log-probs [C] of the reference, which may be the policy without its adapters."""
         if (model := self.frozen.get(REFERENCE)) is None:
             return None
         trained = model is self.state.parts.get(POLICY)
         with torch.no_grad(), without_adapters(model) if trained else nullcontext():
-            logprobs = score(model, micro, temperature, chunk_mb=chunk).logprobs
+            logprobs = score(model, micro, temperature).logprobs
         if trained:
             slices_again(model)
         return logprobs

@@ -3,7 +3,7 @@
 After every swap, before the first token of the new version, the parity guard compares:
 
     sampled    SAMPLE elements of every weight, others each time
-    complete   every element: the first version, and then each ``rollout.verify_every``-th
+    complete   every element: the first version, and then each COMPLETE_EVERY-th
 
 A weight that a swap leaves out keeps its old bits. If a share p of its elements has changed, at
 random places, a sample misses it with the probability (1 - p) ** SAMPLE: 2 % for p = 0.1 %, nothing
@@ -29,6 +29,7 @@ from paceline.lora import adapters_of
 from rollout_worker.engine.base import WeightMismatch, some
 
 SAMPLE = 4096  # Elements of a weight that a sampled comparison reads, about
+COMPLETE_EVERY = 50  # Swaps from one complete comparison to the next
 WHOLE = 4 * SAMPLE  # A weight of at most so many elements is always read whole: that costs no more
 _LAST = 8  # Elements of a row that a sample reads
 _PIECE_BYTES = 64 << 20

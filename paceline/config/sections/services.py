@@ -110,12 +110,6 @@ class MetricsConfig(Section):
     Default: `<run_dir>/tensorboard`."""
     project: str = "paceline"
     """Project in Weights & Biases, experiment in MLflow."""
-    wandb_entity: str | None = None
-    """Team or user in Weights & Biases. Default: the owner of the key in WANDB_API_KEY."""
-    wandb_mode: Literal["online", "offline"] = "online"
-    """offline writes to `<run_dir>/wandb`, for a later `wandb sync`."""
-    mlflow_uri: str | None = None
-    """MLflow tracking server or store. Default: MLFLOW_TRACKING_URI, else `<run_dir>/mlflow`."""
 
 
 class ArchiveConfig(Section):

@@ -172,9 +172,6 @@ class MemoryConfig(Section):
     """Tokens of a micro-batch, packed without padding; it bounds the memory. A shared prompt counts
     once for each completion. auto: 8192; on CUDA up to 32768, as many as the memory plan has room
     for."""
-    logits_chunk_mb: Positive = 128
-    """Most logits held at once, in MiB of float32; a few times this is the working memory
-    ([performance](performance.md#memory-of-the-vocabulary))."""
 
     @property
     def row_tokens(self) -> int:

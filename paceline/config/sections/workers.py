@@ -76,15 +76,13 @@ class RolloutConfig(Section):
     """Devices over which one vLLM engine shards its model."""
     verify: bool = True
     """Compare the engine's parameters with the received weights after every swap: a sample, and all
-    elements at the first one. A worker that differs serves nothing, fetches again, and is replaced
-    after the third time. vLLM's log-probs are compared at the first swap too, which needs memory
-    for a second copy of the model."""
+    elements at the first and each fiftieth one. A worker that differs serves nothing, fetches
+    again, and is replaced after the third time. vLLM's log-probs are compared at the first swap
+    too, which needs memory for a second copy of the model."""
     router_replay: bool = False
     """Mixture of experts: the experts that the engine chose travel with the tokens, 2 bytes for
     each layer and expert before compression, and the trainer makes the same choices. With the
     transformers engine."""
-    verify_every: Positive = 50
-    """Swaps from one comparison of all elements to the next."""
     weight_deltas: bool = True
     """Receive only what changed, if weights travel as 16-bit numbers. Rollout workers then keep a
     copy in host memory, and trainers a second snapshot."""
@@ -95,9 +93,6 @@ class RolloutConfig(Section):
     """Receivers to which a replica or a rollout worker sends weights: workers hand them on while
     they arrive, through host memory, where each keeps a copy. 1 is a chain. 0: replicas send to
     all. auto: 2 with vLLM, else 0."""
-    relay_stall_s: Seconds = 30.0
-    """Seconds of a relay's silence after which its receivers get newer weights elsewhere, and of a
-    replica's rank in the middle of a version."""
     partial_every_tokens: NonNegative = 0
     """Tokens after which an unfinished sequence is stored, so that another worker can continue it.
     Set it (256) if a sequence takes minutes. 0: only a leaving worker stores."""
@@ -298,14 +293,6 @@ class KubernetesConfig(Section):
     scorer: Workload = "statefulset/paceline-scorer"
     """Workloads of the scorers: statefulset/NAME-SCORER or deployment/NAME-SCORER, with "-" for "_"
     in SCORER."""
-    namespace: str | None = None
-    """Namespace of these workloads. Default: the controller's own."""
-    api_url: str | None = None
-    """Address of the API server. Default: the one of the pod's environment."""
-    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-    """File with the service account's token, read for every request: Kubernetes renews it."""
-    ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
-    """PEM file with the root certificate of the API server."""
 
 
 class RayConfig(Section):

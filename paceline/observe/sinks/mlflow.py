@@ -19,7 +19,7 @@ class MlflowSink:
     def __init__(self, run: ExternalRun) -> None:
         from mlflow.tracking import MlflowClient
 
-        uri = run.options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             store = (run.directory / "mlflow").resolve()
             store.mkdir(parents=True, exist_ok=True)

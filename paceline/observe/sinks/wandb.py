@@ -1,6 +1,7 @@
 """Curves as a Weights & Biases run, online or in its offline files."""
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,17 +22,15 @@ class WandbSink:
         self._session: Any = None
 
     def open(self) -> int | None:
-        run, options = self._run, self._run.options
-        offline = options.wandb_mode == "offline"
+        run = self._run
+        offline = os.environ.get("WANDB_MODE") == "offline"
         run.directory.mkdir(parents=True, exist_ok=True)
         self._session = self._wandb.init(
             id=run.id,
             name=run.name,
-            project=options.project,
-            entity=options.wandb_entity,
+            project=run.options.project,
             config=dict(run.settings),
             dir=str(run.directory),
-            mode=options.wandb_mode,
             resume=None if offline else "allow",
             reinit="create_new",
             # The service gets curves and settings, not the controller's output, sources or machine.

@@ -40,7 +40,13 @@ from rollout_worker.engine.base import (
     Request,
 )
 from rollout_worker.engine.model import cache_budget, context_limit, load_model
-from rollout_worker.engine.parameters import ParameterPart, WeightTable, copy_parts, differing
+from rollout_worker.engine.parameters import (
+    COMPLETE_EVERY,
+    ParameterPart,
+    WeightTable,
+    copy_parts,
+    differing,
+)
 from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.batch import Ended
@@ -115,7 +121,7 @@ class TransformersEngine(Engine):
         self._trusted = config.model.lora is None
         """The model's parameters are those of the newest version: sequences may go on. Without
         adapters from the trainer a model of adapters generates nothing."""
-        self._verify_every = config.rollout.verify_every if config.rollout.verify else 0
+        self._verify_every = COMPLETE_EVERY if config.rollout.verify else 0
         self._every = 0
         self._report: OnPartial = lambda request, completions: None
         self._idle_s = self._swap_s = 0.0

@@ -49,6 +49,7 @@ from rollout_worker.engine.base import (
     some,
 )
 from rollout_worker.engine.model import trial
+from rollout_worker.engine.parameters import COMPLETE_EVERY
 from rollout_worker.engine.vllm import adapters, internals, readback
 from rollout_worker.engine.vllm.client import VLLMClient
 from rollout_worker.engine.vllm.generation import Generation
@@ -79,7 +80,7 @@ class VLLMEngine(Engine):
             finished=lambda request_id: self.completion_finished(request_id),
         )
         self._first_sync = config.rollout.verify  # It is still to come, or to be verified
-        self._verify_every = config.rollout.verify_every if config.rollout.verify else 0
+        self._verify_every = COMPLETE_EVERY if config.rollout.verify else 0
         """Swaps from one complete comparison of the parameters to the next; 0: no comparison."""
         self._checked = 0  # Swaps whose parameters were compared and equal, the first one included
         self._usable = False  # The model's weights are defined

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.config.sections.workers import KubernetesConfig
+from paceline.providers import kubernetes as of_kubernetes
 from paceline.providers.base import Trouble
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.v1 import admin_pb2
@@ -32,7 +33,12 @@ class ApiServer(HttpServer):
         """So many writes find that someone was faster."""
         self.forbidden = False
         self.pods: dict[str, int] = {}
-        self.token_file = where / "token"
+        self.account = where / "account"
+        """A pod's service account."""
+        self.account.mkdir()
+        (self.account / "namespace").write_text("training")
+        (self.account / "ca.crt").write_bytes(self.certificate.read_bytes())
+        self.token_file = self.account / "token"
         self.token_file.write_text("first\n")
 
     def answer(self, asked: Any, body: bytes) -> Answer:
@@ -68,20 +74,17 @@ def status(code: int, message: str) -> Answer:
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[ApiServer]:
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """This process is in a pod."""
     with ApiServer(tmp_path) as server:
+        monkeypatch.setattr(of_kubernetes, "ACCOUNT", server.account)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
         yield server
 
 
-def provider(api: ApiServer, **changes: Any) -> KubernetesProvider:
-    values = {
-        "rollout": "deployment/rollouts",
-        "namespace": "training",
-        "api_url": api.url,
-        "token_file": str(api.token_file),
-        "ca_file": str(api.certificate),
-    }
-    return KubernetesProvider(KubernetesConfig(**{**values, **changes}))
+def provider(rollout: str = "deployment/rollouts") -> KubernetesProvider:
+    return KubernetesProvider(KubernetesConfig(rollout=rollout))
 
 
 def wanted(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
@@ -91,7 +94,7 @@ def wanted(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
 async def test_replicas_follow_the_desired_counts_and_nothing_is_written_once_they_do(
     api: ApiServer,
 ) -> None:
-    kubernetes = provider(api)
+    kubernetes = provider()
     said = await kubernetes.converge(wanted(policy=3, rollout=2))
     assert said == "statefulset/paceline-policy is scaled from 1 to 3 replicas"
     assert api.replicas == {"statefulsets/paceline-policy": 3, "deployments/rollouts": 2}
@@ -107,24 +110,24 @@ async def test_another_writer_who_was_faster_is_read_before_it_is_overwritten(
     api: ApiServer,
 ) -> None:
     api.conflicts = 2
-    await provider(api).converge(wanted(policy=2))
+    await provider().converge(wanted(policy=2))
     assert api.replicas["statefulsets/paceline-policy"] == 2
     assert api.requests == ["GET", "PATCH"] * 3
     api.conflicts = 1000
     with pytest.raises(Trouble, match=r"gave up after 5 write conflicts on .* is scaling it"):
-        await provider(api).converge(wanted(policy=3))
+        await provider().converge(wanted(policy=3))
 
 
 async def test_a_missing_workload_or_right_is_told_with_the_remedy(api: ApiServer) -> None:
     with pytest.raises(Trouble, match=r"deployment/ghost: 404.*kubernetes\.rollout"):
-        await provider(api, rollout="deployment/ghost").converge(wanted(rollout=2))
+        await provider("deployment/ghost").converge(wanted(rollout=2))
     api.forbidden = True
     with pytest.raises(Trouble, match=r"403: .*is forbidden.*get and patch on statefulsets/scale"):
-        await provider(api).converge(wanted(policy=2))
+        await provider().converge(wanted(policy=2))
 
 
 async def test_a_renewed_token_is_used_at_once(api: ApiServer) -> None:
-    kubernetes = provider(api)
+    kubernetes = provider()
     api.token = "second"
     with pytest.raises(Trouble, match="does not accept the service account"):
         await kubernetes.converge(wanted(policy=2))
@@ -137,32 +140,27 @@ async def test_a_server_with_an_unknown_certificate_gets_no_token(
     api: ApiServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other, _ = self_signed(tmp_path_factory.mktemp("other"))
+    (api.account / "ca.crt").write_bytes(other.read_bytes())
     with pytest.raises(Trouble, match="does not answer"):
-        await provider(api, ca_file=str(other)).converge(wanted(policy=2))
-    with pytest.raises(Trouble, match="must be https"):
-        url = api.url.replace("https", "http")
-        await provider(api, api_url=url).converge(wanted(policy=2))
+        await provider().converge(wanted(policy=2))
     assert api.requests == []
 
 
-async def test_in_a_pod_the_server_and_namespace_are_found_from_the_environment(
+async def test_outside_of_a_pod_the_provider_says_so(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
-    await provider(api, api_url=None).converge(wanted(policy=2))
-    assert api.replicas["statefulsets/paceline-policy"] == 2
+    (api.account / "token").unlink()
+    with pytest.raises(Trouble, match="give the pod a service account"):
+        await provider().converge(wanted(policy=2))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    with pytest.raises(Trouble, match="api_url is not set"):
-        await provider(api, api_url=None).converge(wanted(policy=2))
-    with pytest.raises(Trouble, match="namespace is not set"):
-        await provider(api, namespace=None).converge(wanted(policy=2))
+    with pytest.raises(Trouble, match="in no pod"):
+        await provider().converge(wanted(policy=2))
 
 
 async def test_a_run_that_wants_no_workers_changes_no_replicas(api: ApiServer) -> None:
     for phase in ("stopping", "finished", "failed", "waiting for Redis"):
-        await provider(api).converge(wanted(phase, policy=5))
+        await provider().converge(wanted(phase, policy=5))
     assert api.requests == []
     api.close()
     with pytest.raises(Trouble, match="does not answer"):
-        await provider(api).converge(wanted(policy=2))
+        await provider().converge(wanted(policy=2))

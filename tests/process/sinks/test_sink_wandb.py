@@ -67,9 +67,15 @@ def steps_of(directory: Path, curve: str) -> list[int]:
     return [row["step"] for _, row in rows(directory) if curve in row]
 
 
+@pytest.fixture(autouse=True)
+def offline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "online" not in request.node.name:
+        monkeypatch.setenv("WANDB_MODE", "offline")
+
+
 def lead(run: RunPoints, directory: Path, outcome: str | None) -> None:
     """One leader's time with the sink."""
-    sink = WandbSink(external_run(directory, wandb_mode="offline"))
+    sink = WandbSink(external_run(directory))
     sink.write(points_of(run.path, sink.open()))
     sink.close(outcome)
 
@@ -129,7 +135,7 @@ from paceline.observe.sinks.base import Points
 from paceline.observe.sinks.wandb import WandbSink
 from tests.fixtures.run_points import external_run, points_of
 directory = Path(sys.argv[1])
-sink = WandbSink(external_run(directory, wandb_mode="offline"))
+sink = WandbSink(external_run(directory))
 sink.open()
 sink.write(list(Points(None).of(read_lines(directory / "metrics.jsonl"))))
 os.killpg(os.getpgid(0), signal.SIGKILL)
