@@ -176,7 +176,7 @@ class RunHandle:
             return
 
         async def pump(control: ControlPlane) -> None:
-            async for _, event in follow_events(control):
+            async for event in follow_events(control):
                 found.put(event)
                 if closed.is_set():
                     return

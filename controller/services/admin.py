@@ -1,8 +1,8 @@
-"""AdminService: requests of users and launchers. Standbys answer GetStatus and WatchEvents."""
+"""AdminService: requests of users and launchers. Standbys answer GetStatus and ReadEvents."""
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from controller.diagnosis.collect import why_of
@@ -18,6 +18,7 @@ from paceline.worker_pools import TRAINING
 
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
+ENTRIES = 64  # Of a reply, at most
 
 
 async def get_status(
@@ -27,28 +28,25 @@ async def get_status(
     return status_of(controller)
 
 
-async def watch_events(
-    controller: Controller, request: admin_pb2.WatchRequest
-) -> AsyncIterator[admin_pb2.EventRecord]:
+async def read_events(
+    controller: Controller, request: admin_pb2.EventsRequest
+) -> admin_pb2.EventsReply:
+    check(request)
     position = request.after or "0-0"
     if not POSITION.fullmatch(position):
         raise Invalid(f"after = {position[:64]!r} is not a journal position")
-    while True:
-        seen = controller.journal_topic.turn
-        entries = await controller.journal.scan(position)
-        for entry in entries:
-            last = len(entry.events) - 1
-            for number, record in enumerate(entry.records):
-                # If a connection ends within an entry, the reader gets the whole entry again.
-                reached = entry.at.entry if number == last else position
-                own = {"position": entry.at.entry, **record, "at": entry.t}
-                yield admin_pb2.EventRecord(position=reached, json=json.dumps(own))
-            position = entry.at.entry
-        if entries:
-            continue
-        if not request.follow:
-            return
-        await controller.journal_topic.wait(seen, FOLLOW_S)
+    seen = controller.journal_topic.turn
+    entries = await controller.journal.scan(position, count=ENTRIES)
+    if not entries and request.wait_s > 0:
+        await controller.journal_topic.wait(seen, min(request.wait_s, FOLLOW_S))
+        entries = await controller.journal.scan(position, count=ENTRIES)
+    records = [
+        {"position": entry.at.entry, **record, "at": entry.t}
+        for entry in entries
+        for record in entry.records
+    ]
+    reached = entries[-1].at.entry if entries else position
+    return admin_pb2.EventsReply(position=reached, events=map(json.dumps, records))
 
 
 async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> admin_pb2.ExitReply:

@@ -1,7 +1,7 @@
 """gRPC server: authentication, dispatch to handlers, and the status of each failure.
 
-A handler is ``async (controller, request) -> reply`` for unary methods and ``(controller, request
-or requests) -> async iterator of replies`` for streams. Exceptions of a handler become:
+A handler is ``async (controller, request) -> reply`` for unary methods and ``(controller,
+requests) -> async iterator of replies`` for streams. Exceptions of a handler become:
 
     Invalid                       INVALID_ARGUMENT     nothing changed
     CommandRefused                by its code          nothing changed
@@ -46,7 +46,7 @@ class Services(TokenServices):
 
 def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMethodHandler:
     codec = {"request_deserializer": method.request.FromString, "response_serializer": _serialize}
-    if not method.server_streaming:
+    if not method.streams:
 
         async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
@@ -66,9 +66,7 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
         except Exception as error:
             await _abort(context, controller, method, error)
 
-    if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(stream, **codec)
-    return grpc.unary_stream_rpc_method_handler(stream, **codec)
+    return grpc.stream_stream_rpc_method_handler(stream, **codec)
 
 
 def _serialize(reply: Any) -> bytes:

@@ -14,7 +14,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,54 +164,6 @@ class ControlPlane:
             # This cancels the call too.
             answer.cancel()
 
-    async def stream(
-        self,
-        method: str,
-        request: admin_pb2.WatchRequest,
-        *,
-        idle_s: float | None = 10.0,
-        timeout_s: float | None = 60.0,
-    ) -> AsyncGenerator[Any, None]:
-        """Yields the events of a server stream. If the controller is lost, the stream continues at
-        another one after the last event. ``idle_s``: longest wait for the next message of one
-        controller. ``timeout_s``: longest time without any progress; then ControlPlaneUnavailable
-        is raised."""
-        seen = 0
-        last_progress = time.monotonic()
-        backoff = Backoff()
-        while True:
-            address = self.address
-            skip = seen
-            call = self.bind(address, method)(request, metadata=self.metadata)
-            try:
-                while True:
-                    reply = await _read(call, idle_s)
-                    if reply is grpc.aio.EOF:
-                        # If the final status is an error, the read itself raises it.
-                        return
-                    last_progress = time.monotonic()
-                    if skip:
-                        skip -= 1
-                        continue
-                    yield reply
-                    backoff = Backoff()
-                    seen += 1
-                    # Within a journal entry the stream resumes at the beginning of the entry.
-                    if reply.position != (request.after or "0-0"):
-                        follow = request.follow
-                        request = admin_pb2.WatchRequest(after=reply.position, follow=follow)
-                        seen = 0
-            except grpc.aio.AioRpcError as error:
-                failure = self.failed(address, error)
-            except TimeoutError:
-                failure = f"{address} stopped answering"
-                self.leave(address)
-            finally:
-                call.cancel()
-            if timeout_s is not None and time.monotonic() - last_progress > timeout_s:
-                raise ControlPlaneUnavailable(f"{method}: {failure}")
-            await backoff.wait()
-
     def bind(self, address: str, method: str) -> Any:
         """The callable of ``method`` at one controller. The caller adds the metadata."""
         if (address, method) not in self._bound:
@@ -322,18 +274,6 @@ def call_error(error: grpc.aio.AioRpcError) -> str:
 
 async def _reply(call: Any) -> Any:
     return await call
-
-
-async def _read(call: Any, limit_s: float | None) -> Any:
-    """Raises AioRpcError and TimeoutError. Like an attempt it is read in a task of its own."""
-    reading = asyncio.ensure_future(call.read())
-    try:
-        done, _ = await asyncio.wait({reading}, timeout=limit_s)
-        if not done:
-            raise TimeoutError
-        return reading.result()
-    finally:
-        reading.cancel()
 
 
 class _LeaderChanged(Exception):

@@ -28,8 +28,8 @@ class Method:
     path: str
     request: type[Any]
     reply: type[Any]
-    client_streaming: bool
-    server_streaming: bool
+    streams: bool
+    """Both ways."""
 
 
 METHODS = {
@@ -38,8 +38,7 @@ METHODS = {
         path=f"/{service.full_name}/{method.name}",
         request=message_factory.GetMessageClass(method.input_type),
         reply=message_factory.GetMessageClass(method.output_type),
-        client_streaming=method.client_streaming,
-        server_streaming=method.server_streaming,
+        streams=method.client_streaming and method.server_streaming,
     )
     for module in (admin_pb2, policy_pb2, rollout_pb2, scorer_pb2, worker_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
@@ -111,9 +110,7 @@ def _open(
 
 
 def bind_method(channel: grpc.aio.Channel | grpc.Channel, method: Method) -> Callable[..., Any]:
-    requests = "stream" if method.client_streaming else "unary"
-    replies = "stream" if method.server_streaming else "unary"
-    bound: Callable[..., Any] = getattr(channel, f"{requests}_{replies}")(
+    bound: Callable[..., Any] = (channel.stream_stream if method.streams else channel.unary_unary)(
         method.path,
         request_serializer=method.request.SerializeToString,
         response_deserializer=method.reply.FromString,

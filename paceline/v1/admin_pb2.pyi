@@ -292,21 +292,21 @@ class SettingsReply(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[SettingChange]
     def __init__(self, accepted: _Optional[bool] = ..., message: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
 
-class WatchRequest(_message.Message):
-    __slots__ = ("after", "follow")
+class EventsRequest(_message.Message):
+    __slots__ = ("after", "wait_s")
     AFTER_FIELD_NUMBER: _ClassVar[int]
-    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     after: str
-    follow: bool
-    def __init__(self, after: _Optional[str] = ..., follow: _Optional[bool] = ...) -> None: ...
+    wait_s: float
+    def __init__(self, after: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
-class EventRecord(_message.Message):
-    __slots__ = ("position", "json")
+class EventsReply(_message.Message):
+    __slots__ = ("position", "events")
     POSITION_FIELD_NUMBER: _ClassVar[int]
-    JSON_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     position: str
-    json: str
-    def __init__(self, position: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
+    events: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, position: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExitReport(_message.Message):
     __slots__ = ("worker_id", "incarnation", "pid", "host", "exit_code", "cause", "detail")

@@ -39,10 +39,10 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.StatusRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.StatusReply.FromString,
                 _registered_method=True)
-        self.WatchEvents = channel.unary_stream(
-                '/paceline.v1.AdminService/WatchEvents',
-                request_serializer=paceline_dot_v1_dot_admin__pb2.WatchRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_admin__pb2.EventRecord.FromString,
+        self.ReadEvents = channel.unary_unary(
+                '/paceline.v1.AdminService/ReadEvents',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.EventsRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.EventsReply.FromString,
                 _registered_method=True)
         self.ReportExit = channel.unary_unary(
                 '/paceline.v1.AdminService/ReportExit',
@@ -111,8 +111,8 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchEvents(self, request, context):
-        """Events in journal order after a position. With `follow`, the stream continues with new events.
+    def ReadEvents(self, request, context):
+        """The next events after a position of the journal, those of whole entries. A standby answers too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,10 +204,10 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.StatusRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.StatusReply.SerializeToString,
             ),
-            'WatchEvents': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchEvents,
-                    request_deserializer=paceline_dot_v1_dot_admin__pb2.WatchRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_admin__pb2.EventRecord.SerializeToString,
+            'ReadEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadEvents,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.EventsRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.EventsReply.SerializeToString,
             ),
             'ReportExit': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportExit,
@@ -303,7 +303,7 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
-    def WatchEvents(request,
+    def ReadEvents(request,
             target,
             options=(),
             channel_credentials=None,
@@ -313,12 +313,12 @@ class AdminService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
-            '/paceline.v1.AdminService/WatchEvents',
-            paceline_dot_v1_dot_admin__pb2.WatchRequest.SerializeToString,
-            paceline_dot_v1_dot_admin__pb2.EventRecord.FromString,
+            '/paceline.v1.AdminService/ReadEvents',
+            paceline_dot_v1_dot_admin__pb2.EventsRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.EventsReply.FromString,
             options,
             channel_credentials,
             insecure,

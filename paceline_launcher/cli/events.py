@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -55,7 +54,6 @@ def events(
     """
     from paceline.observe.event_history import is_listed, position_key
     from paceline.observe.run_watcher import follow_events
-    from paceline.v1 import admin_pb2
 
     if not re.fullmatch(POSITION, after):
         raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
@@ -64,20 +62,12 @@ def events(
         fault = event.get("severity") in ("warning", "error")
         return (fault or not faults) and (not kinds or event["type"] in kinds)
 
-    def show(position: str, event: dict[str, Any]) -> None:
-        if (all_kinds or is_listed(event)) and wanted(event):
-            # The run's files call it t.
-            at = {"t": round(event["at"], 3)} if "at" in event else {}
-            _print({"position": position, **at, **event}, as_json)
-
     async def watch(control: ControlPlane) -> None:
-        if follow:
-            async for position, event in follow_events(control, after):
-                show(position, event)
-            return
-        request = admin_pb2.WatchRequest(after=after)
-        async for record in control.stream("AdminService.WatchEvents", request):
-            show(record.position, json.loads(record.json))
+        async for event in follow_events(control, after, follow=follow):
+            if (all_kinds or is_listed(event)) and wanted(event):
+                # The run's files call it t.
+                at = {"t": round(event["at"], 3)} if "at" in event else {}
+                _print({"position": event["position"], **at, **event}, as_json)
 
     live = target.run_dir is None or follow or all_kinds
     if live and not target.over:

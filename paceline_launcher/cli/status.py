@@ -111,7 +111,7 @@ def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0)
             # A journal position is the time in milliseconds.
             after = past.position or f"{round((time.time() - LOOK_BACK_S) * 1e3)}-0"
             with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):  # the poll says so
-                async for _, event in follow_events(control, after):
+                async for event in follow_events(control, after):
                     if is_listed(event) and event["type"] not in AT_EVERY_STEP:
                         console.note(text_of(event), event["at"])
 

@@ -28,11 +28,8 @@ class Peer:
         services: dict[str, dict[str, Any]] = {}
         for name, handler in self.handlers().items():
             method = METHODS[name]
-            request, reply = (
-                "stream" if streams else "unary"
-                for streams in (method.client_streaming, method.server_streaming)
-            )
-            make = getattr(grpc, f"{request}_{reply}_rpc_method_handler")
+            kind = "stream_stream" if method.streams else "unary_unary"
+            make = getattr(grpc, f"{kind}_rpc_method_handler")
             services.setdefault(method.path.split("/")[1], {})[method.name] = make(
                 handler,
                 request_deserializer=method.request.FromString,

@@ -124,7 +124,7 @@ async def test_a_quiet_run_is_followed_over_a_failover_and_to_its_end(tmp_path: 
 
         async def follow() -> None:
             # Shorter than the quiet time before the kill: quiet is no reason to give up.
-            async for _, event in follow_events(control, gone_s=1.0):
+            async for event in follow_events(control, gone_s=1.0):
                 if event["type"] == "TermBegun":
                     terms.append(event["controller_id"])
 

@@ -422,10 +422,8 @@ async def test_other_settings_another_release_and_a_position_that_is_none_are_re
         with pytest.raises(RequestRefused, match=said):
             await worker.start()
         with pytest.raises(RequestRefused, match="INVALID_ARGUMENT"):
-            async for _ in worker.control.stream(
-                "AdminService.WatchEvents", admin_pb2.WatchRequest(after="yesterday")
-            ):
-                pass
+            request = admin_pb2.EventsRequest(after="yesterday")
+            await worker.control.call("AdminService.ReadEvents", request)
         await worker.control.close()
         worker = FakeRollout(config, where, "rollout-0")
         monkeypatch.setattr(origins, "release", lambda: "9.9.9")

@@ -1,7 +1,6 @@
 """Starting a controller, and who may speak to it."""
 
 import asyncio
-import json
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from controller import process
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.observe.run_watcher import follow_events
 from paceline.redis.server import stop_redis
 from paceline.rpc.addresses import free_ports
 from paceline.rpc.client import ControlPlane
@@ -117,8 +117,8 @@ async def _leads(controllers: Controllers) -> None:
     control = control_of(controllers)
 
     async def leader() -> bool:
-        records = control.stream("AdminService.WatchEvents", admin_pb2.WatchRequest())
-        return "TermBegun" in [json.loads(record.json)["type"] async for record in records]
+        events = follow_events(control, follow=False)
+        return "TermBegun" in [event["type"] async for event in events]
 
     await until(leader)
     await control.close()

@@ -80,7 +80,7 @@ async def test_on_loopback_no_call_is_answered_without_the_runs_token(
             config_json="{}",
         )
     with pytest.raises(RequestRefused) as refusal:
-        if METHODS[method].client_streaming:
+        if METHODS[method].streams:
             answered = None
             while answered is None:
                 call = control.bind(where[0], method)(iter([request]))
@@ -89,9 +89,6 @@ async def test_on_loopback_no_call_is_answered_without_the_runs_token(
                 except grpc.aio.AioRpcError as error:
                     # A connection that broke is no answer: as a worker does, it asks again.
                     control.failed(where[0], error)
-        elif METHODS[method].server_streaming:
-            async for _ in control.stream(method, request):
-                pass
         else:
             await control.call(method, request)
     await control.close()

@@ -267,21 +267,10 @@ async def test_a_refusal_is_final_only_while_the_lease_is_held(error: Exception)
     async def lease_tasks(_: Any, request: rollout_pb2.LeaseRequest) -> rollout_pb2.LeaseReply:
         raise error
 
-    async def watch(_: Any, request: admin_pb2.WatchRequest) -> AsyncIterator[bytes]:
-        raise error
-        yield b""
-
     for active, said in ((True, RequestRefused), (False, ControlPlaneUnavailable)):
-        async with served(
-            SimpleNamespace(active=active), LeaseTasks=lease_tasks, WatchEvents=watch
-        ) as control:
+        async with served(SimpleNamespace(active=active), LeaseTasks=lease_tasks) as control:
             with pytest.raises(said):
                 await control.call("RolloutService.LeaseTasks", rollout_pb2.LeaseRequest(), 0.5)
-            with pytest.raises(said):
-                async for _ in control.stream(
-                    "AdminService.WatchEvents", admin_pb2.WatchRequest(), timeout_s=0.5
-                ):
-                    pass
 
 
 async def test_a_fault_of_the_controller_is_a_refusal_that_says_so() -> None:
