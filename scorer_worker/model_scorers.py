@@ -10,12 +10,11 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
 
-from paceline.config.model_files import load_pretrained
+from paceline.config.model_files import difference, load_pretrained
 from paceline.config.schema import Config
 from paceline.model_head import (
     DEFAULT_CHUNK_MB,
@@ -28,36 +27,14 @@ from paceline.process.parked_memory import ParkedMemory, in_its_room
 from scorer_worker.scorer import BatchedScorer, Item, NoScore, Score, ScorerError
 
 
-def check_tokenizer(config: Config, name: str, model: PreTrainedModel) -> None:
-    """Raises ScorerError if token ids of the run mean something else to ``model``."""
-    ours = config.model.tokenizer or config.model.path
-    path = str(config.scorers.by_name[name].path)
-    remedy = "Give a model with the tokenizer of the run, or use a judge, which reads text"
-    vocabulary = _vocabulary(ours, config)
-    rows = model.get_input_embeddings().weight.shape[0]
-    if max(vocabulary.values(), default=0) >= rows:
+def check_tokens(config: Config, name: str) -> None:
+    """Raises ScorerError if token ids of the run mean something else to the scorer's model."""
+    ours, path = config.model.tokenizer or config.model.path, str(config.scorers.by_name[name].path)
+    if why := difference(ours, path, exact=False):
         raise ScorerError(
-            f"scorers.{name}.path: {path} knows {rows} tokens, and the tokenizer of the run "
-            f"({ours}) has ids up to {max(vocabulary.values())}. {remedy}"
+            f"scorers.{name}.path: {path} has other tokens than the run, {ours} ({why}). Give a "
+            "model with the tokenizer of the run, or use a judge, which reads text"
         )
-    theirs = _vocabulary(path, config)
-    # A model that was saved without its tokenizer says nothing about it.
-    differing = [t for t, i in vocabulary.items() if theirs.get(t) != i] if len(theirs) > 8 else []
-    if differing:
-        raise ScorerError(
-            f"scorers.{name}.path: the tokenizer of {path} is not that of the run ({ours}): "
-            f"{len(differing)} tokens differ, such as {differing[0]!r}. {remedy}"
-        )
-
-
-def _vocabulary(path: str, config: Config) -> dict[str, int]:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            path, trust_remote_code=config.model.trust_remote_code
-        )
-    except Exception:  # transformers raises anything for a directory without one
-        return {}
-    return dict(tokenizer.get_vocab())
 
 
 def padded(items: Sequence[Item], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -108,7 +85,7 @@ class ModelScorer(BatchedScorer):
     def load(self) -> None:
         self._device = pick_device(self._config.model.device)
         model = self.open_model()
-        check_tokenizer(self._config, self._name, model)
+        check_tokens(self._config, self._name)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         limits = [limit for limit in (self._scorer.max_context, positions) if limit]
         self.limit = min(limits, default=1 << 30)
