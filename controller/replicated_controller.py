@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from controller.context import ControllerContext, RunSettings
 from controller.dataset_rows import DatasetRows
+from controller.export.group_content import GroupReader
 from controller.fleet.sessions import WithoutSession
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
@@ -75,6 +76,7 @@ class Controller:
         self.without_session = WithoutSession()
         self.rest_url = ""  # URL of this process's REST interface; empty: none
         self.settings = RunSettings(context, lambda: self.state)
+        self.groups = GroupReader(self.run_dir, self.payloads, context.texts.fill)
         self._topic = WakeUps()
         self._rows: asyncio.Task[DatasetRows] | None = None
 

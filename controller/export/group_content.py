@@ -1,7 +1,8 @@
 """Content of a group for people: the ledger's metadata, and the completions in its payload."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from controller.ledger.specs import GroupMeta
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from paceline.ids import Step, TaskId
-from paceline.observe.groups import META_FIELDS, GroupSummary
+from paceline.observe.groups import META_FIELDS, Filter, GroupSummary
+from paceline.observe.samples import ArchiveReader
 from paceline.payloads.store import PayloadStore
 from paceline.v1 import rollout_pb2
 
@@ -80,6 +82,35 @@ async def stored_group(
     except DecodeError:
         problem = f"the stored payload of group {group_id} cannot be decoded"
         raise GroupGone(problem) from None
+
+
+class GroupReader:
+    """Groups of a run: those whose samples are stored, and those of its archive."""
+
+    def __init__(self, run_dir: Path, payloads: PayloadStore, fill_texts: FillTexts) -> None:
+        self._archive, self._payloads, self._fill_texts = (
+            ArchiveReader(run_dir),
+            payloads,
+            fill_texts,
+        )
+
+    async def matching(self, state: State, chosen: Filter) -> Sequence[GroupSummary]:
+        """Groups that are not dropped; of a row, dropped ones as well."""
+        stored, dropped = stored_groups(state), chosen.row is not None
+        return await asyncio.to_thread(self._archive.groups, stored, dropped=dropped)
+
+    async def with_text(self, groups: Sequence[GroupSummary], text: str) -> Sequence[GroupSummary]:
+        return await asyncio.to_thread(self._archive.with_text, groups, text)
+
+    async def whole(self, state: State, group_id: str) -> dict[str, Any]:
+        """The fields of a Group. Raises GroupGone."""
+        try:
+            return await stored_group(state, self._payloads, self._fill_texts, group_id)
+        except GroupGone:
+            archived = await asyncio.to_thread(self._archive.group, group_id)
+            if archived is not None and archived["completions"]:
+                return archived
+            raise
 
 
 def _reason_of_absence(state: State, task: Task | None, group_id: str) -> str:

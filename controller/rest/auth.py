@@ -2,7 +2,7 @@
 
 - The token is compared in constant time and read only from the Authorization header. It is never
   read from the URL, a form or a cookie, so another site's page cannot make a browser send it. Our
-  page and our commands do not send it at all: they prove that they have it (``request_proof``).
+  page does not send it at all: it proves that it has it (``request_proof``).
 - A request from another site's page, as reported by the browser, is refused even with the token.
   Pages of the run's other controllers are accepted, so that an open dashboard continues with
   another controller when its own dies.
@@ -28,9 +28,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from controller.rest.request_proof import ANSWER_HEADER, Proofs, Proven, answer_proof
 from controller.rest.schemas import respond
 from paceline.rpc.addresses import is_loopback
-from paceline.rpc.request_proof import ANSWER_HEADER, Proofs, Proven, answer_proof
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """Read routes of the REST interface. A leader answers from its live ledger, a standby from its
 copy."""
 
-import asyncio
 import json
 import math
 import re
@@ -13,7 +12,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
 from controller.diagnosis.collect import headline, why_of
-from controller.export.group_content import GroupGone, stored_group, stored_groups
+from controller.export.group_content import GroupGone
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_pool
 from controller.rest.schemas import Problem, documented
@@ -33,7 +32,6 @@ from paceline.observe.groups import (
 )
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import finite
-from paceline.observe.samples import ArchiveReader
 from paceline.rpc.grpc_channel import as_dict
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
@@ -69,7 +67,7 @@ def router(controller: Controller) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 500, 503))
     redactor = Redactor(controller.run_dir)
     projector = controller.context.projector
-    archive = ArchiveReader(controller.run_dir)
+    reader = controller.groups
 
     async def answered(question: Callable[[Projection], Any]) -> Response:
         """The answer, computed and written as JSON in the projection's thread. Tests check its
@@ -141,14 +139,13 @@ def router(controller: Controller) -> APIRouter:
         grep: SearchText | None = None,
     ) -> Groups:
         if chosen.state != "dropped" and reason is None:
-            stored, dropped = stored_groups(controller.state), chosen.row is not None
-            found = await asyncio.to_thread(archive.groups, stored, dropped=dropped)
+            found = await reader.matching(controller.state, chosen)
         else:
             recent = await projector.ask(lambda run: run.totals.dropped.for_reason(reason))
             named = (GroupSummary(**redactor.value(group)) for group in recent)
             found = [group for group in named if group.sequences or not chosen.by_content]
         if grep is not None:
-            found = await asyncio.to_thread(archive.with_text, found, grep)
+            found = await reader.with_text(found, grep)
         return listed(found, chosen, sort, limit)
 
     @routes.get(
@@ -161,13 +158,9 @@ def router(controller: Controller) -> APIRouter:
         response_model=Group,
     )
     async def group(group_id: Annotated[str, Path(max_length=64)]) -> dict[str, Any]:
-        payloads, fill_texts = controller.payloads, controller.context.texts.fill
         try:
-            return await stored_group(controller.state, payloads, fill_texts, group_id)
+            return await reader.whole(controller.state, group_id)
         except GroupGone as gone:
-            archived = await asyncio.to_thread(archive.group, group_id)
-            if archived is not None and archived["completions"]:
-                return archived
             why = await projector.ask(lambda run: run.totals.dropped.reason_of(group_id))
             dropped = f"group {group_id} was dropped ({why}): its samples are deleted"
             raise Problem(404, str(gone) if why is None else dropped) from None

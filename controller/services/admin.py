@@ -1,15 +1,21 @@
-"""AdminService: requests of users and launchers. Standbys answer GetStatus and ReadEvents."""
+"""AdminService: requests of users and launchers. Standbys answer those that only read."""
 
 import json
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from controller.diagnosis.collect import why_of
+from controller.export.group_content import GroupGone
 from controller.ledger import decisions as cmd
 from controller.replicated_controller import Controller
 from controller.services.validation import STAGE_OF, check
 from controller.status import setting_changes, status_of
+from paceline.errors import RefusalCode
+from paceline.observe.groups import Filter, Group, listed
 from paceline.observe.vocabulary import DeathCause, FaultCause
 from paceline.payloads.group_limits import Invalid, check_text
 from paceline.providers.base import who_scales
@@ -19,6 +25,7 @@ from paceline.worker_pools import TRAINING
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
 ENTRIES = 64  # Of a reply, at most
+_GROUP = TypeAdapter(Group)
 
 
 async def get_status(
@@ -47,6 +54,27 @@ async def read_events(
     ]
     reached = entries[-1].at.entry if entries else position
     return admin_pb2.EventsReply(position=reached, events=map(json.dumps, records))
+
+
+async def read_groups(
+    controller: Controller, request: admin_pb2.GroupsRequest
+) -> admin_pb2.GroupsReply:
+    check(request)
+    state, reader = controller.state, controller.groups
+    if request.group_id:
+        try:
+            found = await reader.whole(state, request.group_id)
+        except GroupGone as gone:
+            raise cmd.CommandRefused(RefusalCode.UNKNOWN, str(gone)) from None
+        group = _GROUP.validate_python(found)
+        return admin_pb2.GroupsReply(json=_GROUP.dump_json(group).decode())
+    fields = {name: getattr(request, name) for name in ("step", "row") if request.HasField(name)}
+    chosen = Filter(**fields)
+    groups = await reader.matching(state, chosen)
+    if request.grep:
+        groups = await reader.with_text(groups, request.grep)
+    shown = listed(groups, chosen, request.sort or "recent", request.limit)
+    return admin_pb2.GroupsReply(json=json.dumps(asdict(shown)))
 
 
 async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> admin_pb2.ExitReply:

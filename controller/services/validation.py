@@ -14,6 +14,7 @@ from controller.leader import Leader
 from controller.ledger.enums import GroupFault, Lifecycle, ReturnKind, SuspendStage
 from controller.ledger.specs import StatValue
 from controller.replicated_controller import Controller
+from paceline.observe.groups import SORTS
 from paceline.observe.vocabulary import FaultCause
 from paceline.payloads.group_limits import Invalid
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
@@ -119,6 +120,9 @@ RULES: dict[str, Rule] = {
     "Caller.incarnation": between(1, (1 << 63) - 1),
     "CheckpointRequest.step": between(1, LARGEST),
     "FaultReport.name": _WORKER_ID,
+    "GroupsRequest.grep": text(256),
+    "GroupsRequest.limit": between(0, 500),
+    "GroupsRequest.sort": among(["", *SORTS], f"one of {', '.join(SORTS)}"),
     "PeerError.epoch": between(1, LARGEST),
     "RegisterRequest.seat": written(
         r"([A-Za-z0-9][A-Za-z0-9_.:/-]{0,127})?",

@@ -308,6 +308,28 @@ class EventsReply(_message.Message):
     events: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, position: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class GroupsRequest(_message.Message):
+    __slots__ = ("group_id", "limit", "step", "row", "sort", "grep")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    SORT_FIELD_NUMBER: _ClassVar[int]
+    GREP_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    limit: int
+    step: int
+    row: int
+    sort: str
+    grep: str
+    def __init__(self, group_id: _Optional[str] = ..., limit: _Optional[int] = ..., step: _Optional[int] = ..., row: _Optional[int] = ..., sort: _Optional[str] = ..., grep: _Optional[str] = ...) -> None: ...
+
+class GroupsReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
+
 class ExitReport(_message.Message):
     __slots__ = ("worker_id", "incarnation", "pid", "host", "exit_code", "cause", "detail")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.EventsRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.EventsReply.FromString,
                 _registered_method=True)
+        self.ReadGroups = channel.unary_unary(
+                '/paceline.v1.AdminService/ReadGroups',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.GroupsRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.GroupsReply.FromString,
+                _registered_method=True)
         self.ReportExit = channel.unary_unary(
                 '/paceline.v1.AdminService/ReportExit',
                 request_serializer=paceline_dot_v1_dot_admin__pb2.ExitReport.SerializeToString,
@@ -113,6 +118,13 @@ class AdminServiceServicer:
 
     def ReadEvents(self, request, context):
         """The next events after a position of the journal, those of whole entries. A standby answers too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadGroups(self, request, context):
+        """Groups of samples: those that match, or one with its prompt and completions. A standby answers too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,6 +220,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReadEvents,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.EventsRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.EventsReply.SerializeToString,
+            ),
+            'ReadGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadGroups,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.GroupsRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.GroupsReply.SerializeToString,
             ),
             'ReportExit': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportExit,
@@ -319,6 +336,33 @@ class AdminService:
             '/paceline.v1.AdminService/ReadEvents',
             paceline_dot_v1_dot_admin__pb2.EventsRequest.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.EventsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/ReadGroups',
+            paceline_dot_v1_dot_admin__pb2.GroupsRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.GroupsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,7 +17,7 @@ import json
 import re
 import ssl
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
@@ -34,7 +34,6 @@ from paceline.rpc.addresses import written_by_controllers
 if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.rpc.client import ControlPlane
-    from paceline.rpc.rest_client import RestReader
 
 T = TypeVar("T")
 ANSWER_LIMIT_S = 20.0
@@ -122,13 +121,6 @@ class Target:
         return config.model_copy(
             update={name: str(value) for name, value in given.items() if value is not None}
         )
-
-    def rest(self, urls: Sequence[str]) -> RestReader:
-        """A reader of the REST interfaces at ``urls``. Raises BadInput."""
-        from paceline.rpc.rest_client import RestReader
-
-        token, root = self._credentials()
-        return RestReader(urls, token=token, tls_ca=root)
 
     def ask(self, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
         """Runs ``work`` with a client. Raises Unreachable with how it ended if the run is over."""

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
 
-from paceline.errors import BadInput, plural
-from paceline.rpc.addresses import written_by_controllers
+from paceline.errors import BadInput, RefusalCode, Unreachable, plural
 from paceline_launcher.cli.common import JsonOption, Target, print_json
 from paceline_launcher.terminal import printable
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
-    from paceline.rpc.rest_client import RestReader
 
 ANSWER_S = 5.0
-MOST_TEXT = 256  # that the REST interface searches for
+MOST_TEXT = 256  # that controllers search for
 Sort = StrEnum("Sort", ["recent", "oldest", "best", "worst", "longest", "stalest"])
 ORDER = {"best": "-reward", "worst": "reward", "longest": "-length", "stalest": "-staleness"}
-"""Names of the REST interface that differ."""
+"""Names of the controllers that differ."""
 
 
 def samples(
@@ -74,46 +74,40 @@ def find_groups(
     """``groups`` with their completions, and the ``total`` of those that match: of the controllers,
     or of the run's archive if none answers."""
     from paceline.rpc.auth import AuthError
-    from paceline.rpc.rest_client import RestUnavailable
 
     query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
     query |= {} if grep is None else {"grep": grep}
     run_dir = target.run_dir
     try:
-        target.addresses()
-        urls = written_by_controllers(run_dir, "rest") if run_dir else target.ask(_rest_urls)
-        if not urls:
-            raise RestUnavailable("the controllers serve no REST interface (rest.enabled)")
-        return _ask(target.rest(urls), query)
+        return target.ask(partial(_ask, query))
     except AuthError:
         raise
-    except (BadInput, RestUnavailable):
+    except (BadInput, Unreachable):
         if run_dir is None or not (run_dir / "config.toml").is_file():
             raise
         return _from_archive(run_dir, query)
 
 
-async def _rest_urls(control: ControlPlane) -> list[str]:
-    from paceline.observe.run_watcher import leader_status
+async def _ask(query: dict[str, Any], control: ControlPlane) -> dict[str, Any]:
+    from paceline.rpc.client import RequestRefused
+    from paceline.v1 import admin_pb2
 
-    status = await leader_status(control, ANSWER_S)
-    return [c.rest for c in status.controllers if c.rest and c.state != "silent"]
+    async def read(**fields: Any) -> Any:
+        request = admin_pb2.GroupsRequest(**fields)
+        reply = await control.call("AdminService.ReadGroups", request, timeout_s=ANSWER_S)
+        return json.loads(reply.json)
 
-
-def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
-    from paceline.rpc.rest_client import RestRefused
-
-    listed = rest.get("groups", **query)
+    found = await read(**query)
     groups = []
-    for summary in listed["groups"]:
+    for summary in found["groups"]:
         try:
-            groups.append(rest.get(f"groups/{summary['group_id']}"))
-        except RestRefused as error:
-            if error.status != 404:
+            groups.append(await read(group_id=summary["group_id"]))
+        except RequestRefused as error:
+            if error.code != RefusalCode.UNKNOWN.grpc_status:
                 raise
             # The archive has its metadata only.
             groups.append({**summary, "prompt": None, "completions": []})
-    return {"groups": groups, "total": listed["total"]}
+    return {"groups": groups, "total": found["total"]}
 
 
 def _from_archive(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import ssl
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from paceline.errors import BadInput, Unreachable
 from paceline.rpc.addresses import free_ports
 from paceline_launcher.cli import app
 from paceline_launcher.cli.common import Target
+from paceline_launcher.cli.status import status_of
 from testbed.patience import patient
 from tests.fixtures.event_files import write_events
 from tests.fixtures.golden import Golden
@@ -261,11 +261,4 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
     root.write_text("no certificate")
     target = Target(controllers="127.0.0.1:1", tls_ca=root)
     with pytest.raises(BadInput, match=r"--tls-ca: .*root\.pem is no PEM file"):
-        target.rest(["https://127.0.0.1:1"])
-
-
-def test_the_system_s_certificates_are_not_read_without_tls_ca(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(ssl, "create_default_context")
-    Target(controllers="127.0.0.1:1").rest(["http://127.0.0.1:1"])
+        status_of(target)

@@ -4,11 +4,9 @@ import asyncio
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Collection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -17,23 +15,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from controller.rest import request_proof
 from controller.rest.auth import BURST_S, PROVEN, RATE, RestAuth
 from controller.rest.commands import idempotency_key
-from paceline.rpc import request_proof
+from controller.rest.request_proof import ANSWER_HEADER, SCHEME, WINDOW_S, Proofs, answer_proof
 from paceline.rpc.auth import own_token
-from paceline.rpc.request_proof import (
-    ANSWER_HEADER,
-    SCHEME,
-    WINDOW_S,
-    Proofs,
-    answer_proof,
-    nonce_of,
-    proof,
-)
-from paceline.rpc.rest_client import RestReader, RestUnavailable
 from testbed.fleets.controller_processes import write_config
 from testbed.fleets.controllers import until
 from testbed.patience import patient
+from tests.fixtures.rest_proofs import nonce_of, proof
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 GOOD, BAD = f"Bearer {TOKEN}", f"Bearer {TOKEN[:-1]}x"
@@ -206,27 +196,6 @@ def test_a_write_that_is_repeated_at_the_next_leader_has_one_key() -> None:
         return idempotency_key(Request({"type": "http", "state": {PROVEN: proven}}))
 
     assert key(header) == key(header) != key(proof(TOKEN, "POST", "/api/v1/pause"))
-
-
-@pytest.mark.parametrize("status", [200, 404])
-def test_a_reader_with_the_token_believes_no_answer_without_a_proof(status: int) -> None:
-    class Stranger(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = b'{"detail": "made up"}'
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        with pytest.raises(RestUnavailable, match="is not proven"):
-            RestReader([url], token=TOKEN).get("run")
-        server.shutdown()
 
 
 async def test_an_old_proof_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,11 @@ without sending it.
 A port outlives its process. Whoever listens there next gets a proof of the one request, which each
 controller accepts once, unless it was started again, and not the token; its own answer is proven by
 nothing. A write that is repeated so has one effect: its key is its request_id, or the nonce. The
-dashboard makes and checks the same proofs (static/api.js).
+dashboard makes these proofs and checks those of the answers (static/api.js).
 """
 
 import hashlib
 import hmac
-import secrets
 import time
 from typing import NamedTuple
 
@@ -24,17 +23,6 @@ SCHEME = "Paceline "
 ANSWER_HEADER = "paceline-proof"
 WINDOW_S = 300.0  # between two clocks, and during which a proof is remembered
 REMEMBERED = 100_000
-
-
-def proof(token: str, method: str, path: str, body: bytes = b"") -> str:
-    """Value of the Authorization header. ``path``: with its query, as it is sent."""
-    stamp, nonce = str(int(time.time() * 1000)), secrets.token_hex(16)
-    digest = hashlib.sha256(body).hexdigest()
-    return f"{SCHEME}{stamp}.{nonce}.{digest}.{_mac(token, method, path, stamp, nonce, digest)}"
-
-
-def nonce_of(header: str) -> str:
-    return header.removeprefix(SCHEME).split(".")[1]
 
 
 def answer_proof(token: str, nonce: str, status: int, body: bytes) -> str:
