@@ -161,33 +161,12 @@ class DataOrder:
 
     def count(self, start: int, stop: int) -> Counter[tuple[int, int]]:
         """Tasks of ``range(start, stop)`` by (pass, number of the source)."""
-        found: Counter[tuple[int, int]] = Counter()
-        if self.weighted:
-            for number, source in enumerate(self.sources):
-                first, last = self._earlier(number, start), self._earlier(number, stop)
-                for dataset_pass, many in _by_pass(first, last, source.rows):
-                    found[dataset_pass, number] += many
-            return found
-        for dataset_pass, many in _by_pass(start, stop, self.rows):
-            if len(self.sources) < 2:
-                found[dataset_pass, 0] += many
-            elif many == self.rows:
-                found.update(
-                    {(dataset_pass, n): source.rows for n, source in enumerate(self.sources)}
-                )
-            else:
-                begin = max(start, dataset_pass * self.rows)
-                for ordinal in range(begin, begin + many):
-                    found[dataset_pass, self.source_of(self.place(ordinal)[1])] += 1
-        return found
-
-    def _earlier(self, number: int, ordinal: int) -> int:
-        """Tasks of the source before ``ordinal``."""
-        block, position = divmod(ordinal, BLOCK)
-        whole = block * self.sources[number].share
-        if not position:
-            return whole
-        return whole + bisect_left(self._block(block)[1][number], position)
+        if len(self.sources) < 2 and not self.weighted:
+            passes = range(start // self.rows, -(-stop // self.rows))
+            spans = ((max(start, p * self.rows), min(stop, (p + 1) * self.rows)) for p in passes)
+            return Counter({(first // self.rows, 0): last - first for first, last in spans})
+        places = map(self.place, range(start, stop))
+        return Counter((dataset_pass, self.source_of(row)) for dataset_pass, row in places)
 
     def _block(self, number: int) -> tuple[list[int], list[list[int]]]:
         return _block(self.seed, number, tuple(source.share for source in self.sources))
@@ -207,14 +186,3 @@ def _block(seed: int, block: int, counts: tuple[int, ...]) -> tuple[list[int], l
 @lru_cache(maxsize=16)
 def _ends(sources: tuple[DataSource, ...]) -> list[int]:
     return list(accumulate(source.rows for source in sources))
-
-
-def _by_pass(start: int, stop: int, rows: int) -> list[tuple[int, int]]:
-    """(pass, number) of the visits of ``range(start, stop)``, ``rows`` to a pass."""
-    found = []
-    while start < stop:
-        dataset_pass = start // rows
-        end = min(stop, (dataset_pass + 1) * rows)
-        found.append((dataset_pass, end - start))
-        start = end
-    return found
