@@ -152,7 +152,7 @@ class ControlPlane:
         call = self.bind(address, method)(request, timeout=timeout_s, metadata=self.metadata)
         # The call is awaited in a task of its own: gRPC may answer, or raise an error, if its
         # caller is cancelled while it ends, and the cancellation would be lost.
-        answer = asyncio.ensure_future(_reply(call))
+        answer = asyncio.ensure_future(call)
         self._answers[answer] = address
         try:
             await asyncio.wait({answer})
@@ -270,10 +270,6 @@ def call_error(error: grpc.aio.AioRpcError) -> str:
     if "CERTIFICATE_VERIFY_FAILED" not in reason:
         return reason
     return f"the listener {UNPROVEN}: it is a stranger, or the token here is that of another run"
-
-
-async def _reply(call: Any) -> Any:
-    return await call
 
 
 class _LeaderChanged(Exception):

@@ -1,20 +1,9 @@
-"""Weight transfer over a link: its protocol, and the receiving of weights.
+"""Weight transfer over a link: the receiving of weights, by the messages of ``link_messages``.
 
 A link has one or more sources: the ranks of the replica that publishes, of which each holds a share
-of the buckets, or a rollout worker that relays what it receives. Over a link, from its sources
-(rank 0 of a mesh with each) to the receiver:
-
-    receiver → source 0: hello {version it has}                       once a link
-    source 0 → receiver: welcome {number of sources}                  once a link
-    source 0 → receiver: header {version, publication, manifest}
-    receiver → each source: ask {buckets that are here, base that is here}
-    source → receiver: answer
-    receiver → each source: go
-    source → receiver: record, and bucket or delta, for each missing bucket of its share
-    receiver → each source: ack {version}
-
-If a source holds the same base as the receiver, the weights of an earlier version, a bucket may
-travel as a delta (see bucket_delta).
+of the buckets, or a rollout worker that relays what it receives. Each is rank 0 of a mesh with the
+receiver. If a source holds the same base as the receiver, the weights of an earlier version, a
+bucket may travel as a delta (see bucket_delta).
 
 Invariants:
 
