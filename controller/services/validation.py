@@ -163,7 +163,6 @@ RULES: dict[str, Rule] = {
     "settings": few(64, text(128)),
     "size_bytes": _COUNT,
     "stage": among(STAGE_OF, "a stage of a suspension"),
-    "stalled_s": _SECONDS,
     "state_version": _VERSION,
     "tasks": few(MAX_TASKS, _faults),
     "wait_s": between(0, 30),

@@ -57,8 +57,7 @@ async def register(
                 memory_kills=request.memory_kills if request.cgroup else -1,
                 origins=dict(request.origins),
                 seat=request.seat,
-            ),
-            request.stalled_s,
+            )
         )
     )
     leader.liveness.heard(*caller, leader.clock.monotonic())

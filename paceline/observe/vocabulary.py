@@ -129,7 +129,7 @@ class FaultCause(StrEnum):
     ERROR = "error"  # it exited by itself, with an error
     STOPPED = "stopped"  # it did not run: SIGSTOP, a debugger, a freezer
     HOST_LOST = "host_lost"  # all workers of its host went silent at once
-    NETWORK_PARTITION = "network_partition"  # it ran all the time, and could not be reached
+    NETWORK_PARTITION = "network_partition"  # it could not be reached, and came back
     WEDGED = "wedged"  # its main loop made no progress
     COLLECTIVE_ERROR = "collective_error"  # a peer's collective with it failed
     ASKED_TO_LEAVE = "asked_to_leave"

@@ -25,7 +25,6 @@ import grpc.aio
 
 from paceline.config.schema import Config
 from paceline.process import waits
-from paceline.process.kernel_state import StallWatch
 from paceline.process.memory_kills import memory_kills
 from paceline.process.structured_log import event
 from paceline.redis.client import front_moved
@@ -66,7 +65,6 @@ class WorkerSession:
         """The newest directive of this incarnation. Do not modify it."""
         self.connected = False
         self._incarnation = 0
-        self._stalls = StallWatch()
         self._seq = 0
         self._seen = (-1, -1)
         self._directive_callbacks: list[Callable[[worker_pb2.Directive], None]] = []
@@ -121,7 +119,6 @@ class WorkerSession:
             tensor_host=self.tensor_host,
             scorer=self.scorer,
             address=self.address,
-            stalled_s=self._stalls.take(),
             cgroup=counted.cgroup if counted is not None else "",
             memory_kills=counted.kills if counted is not None else 0,
             release=release(),
@@ -141,11 +138,9 @@ class WorkerSession:
         """Keeps the session until ``close``, across failovers, outages and rejoins. Raises
         RequestRefused only if the leader will never accept this worker (wrong token)."""
         self._loop = asyncio.get_running_loop()
-        watching = asyncio.create_task(self._stalls.run())
         try:
             await self._keep()
         finally:
-            watching.cancel()
             self._over.set()
 
     async def _keep(self) -> None:

@@ -75,7 +75,7 @@ LIFECYCLE_STOPPED: Lifecycle
 LIFECYCLE_REJOIN: Lifecycle
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("caller", "role", "host", "pid", "config_digest", "config_json", "state_version", "ranks", "tensor_host", "scorer", "address", "stalled_s", "cgroup", "memory_kills", "release", "origins", "seat")
+    __slots__ = ("caller", "role", "host", "pid", "config_digest", "config_json", "state_version", "ranks", "tensor_host", "scorer", "address", "cgroup", "memory_kills", "release", "origins", "seat")
     class OriginsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -94,7 +94,6 @@ class RegisterRequest(_message.Message):
     TENSOR_HOST_FIELD_NUMBER: _ClassVar[int]
     SCORER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    STALLED_S_FIELD_NUMBER: _ClassVar[int]
     CGROUP_FIELD_NUMBER: _ClassVar[int]
     MEMORY_KILLS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
@@ -111,13 +110,12 @@ class RegisterRequest(_message.Message):
     tensor_host: str
     scorer: str
     address: str
-    stalled_s: float
     cgroup: str
     memory_kills: int
     release: str
     origins: _containers.ScalarMap[str, str]
     seat: str
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ..., stalled_s: _Optional[float] = ..., cgroup: _Optional[str] = ..., memory_kills: _Optional[int] = ..., release: _Optional[str] = ..., origins: _Optional[_Mapping[str, str]] = ..., seat: _Optional[str] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ..., cgroup: _Optional[str] = ..., memory_kills: _Optional[int] = ..., release: _Optional[str] = ..., origins: _Optional[_Mapping[str, str]] = ..., seat: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("run_id", "rendezvous_url", "version", "heartbeat_s", "lease_ttl_s", "run_dir", "payload_urls", "decodes_texts")

@@ -36,7 +36,6 @@ from paceline.errors import RefusalCode
 from paceline.ids import Version
 from paceline.observe.vocabulary import NO_FAULT, DeathCause, FaultCause, MeshEnd
 
-STALL_S = 1.0  # A process that did not run for that long, and for half of its silence, was stopped
 SEEN_S = 2.0  # A launcher looks at its processes more often
 _UNSETTLED = (
     FaultCause.UNATTRIBUTED,
@@ -47,9 +46,8 @@ _UNSETTLED = (
 
 
 @command
-def register(d: Decider, now: float, c: WorkerSpec, stalled_s: float = 0.0) -> None:
-    """A process of a worker announces itself. Idempotent per incarnation. ``stalled_s``: longest
-    time in which the process did not run at all, since it last registered."""
+def register(d: Decider, now: float, c: WorkerSpec) -> None:
+    """A process of a worker announces itself. Idempotent per incarnation."""
     fleet = d.state.fleet
     known = fleet.workers.get(c.worker_id)
     if known is not None and known.incarnation == c.incarnation:
@@ -70,7 +68,7 @@ def register(d: Decider, now: float, c: WorkerSpec, stalled_s: float = 0.0) -> N
             replaced = ev.WorkerDied(c.worker_id, known.incarnation, how, "", cause, known.host)
             _depart(d, known, replaced)
         else:
-            _explain_by_return(d, known, c, stalled_s)
+            _explain_by_return(d, known, c)
     spare = c.role is Role.ROLLOUT and desired_spares(d.state) > 0
     d.emit(ev.WorkerRegistered(**{**values(WorkerSpec, c), "state_version": holds}, spare=spare))
     # Names the files that it does not share with the first one that differs from it. Workers of
@@ -308,14 +306,11 @@ def _explain(d: Decider, worker: Worker, cause: FaultCause, detail: str) -> None
         d.emit(ev.FaultExplained(*worker.who, cause, detail))
 
 
-def _explain_by_return(d: Decider, dead: Worker, c: WorkerSpec, stalled_s: float) -> None:
+def _explain_by_return(d: Decider, dead: Worker, c: WorkerSpec) -> None:
     """A worker is back: its very process, which then was only out of reach, or another one."""
     if (c.pid, c.host) == (dead.pid, dead.host):
-        cause = FaultCause.NETWORK_PARTITION
-        words = "its process ran all the time and could not reach the controllers"
-        if stalled_s >= max(STALL_S, dead.silent_s / 2):
-            cause, words = FaultCause.STOPPED, f"its process did not run for {stalled_s:.1f} s"
-        _explain(d, dead, cause, words)
+        words = "its process is back: it could not reach the controllers"
+        _explain(d, dead, FaultCause.NETWORK_PARTITION, words)
     elif c.cgroup and c.cgroup == dead.cgroup and 0 <= dead.memory_kills < c.memory_kills:
         words = f"the kernel has killed in cgroup {c.cgroup} since it had registered"
         _explain(d, dead, FaultCause.OUT_OF_MEMORY, words)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from paceline.observe.vocabulary import FaultCause
-from paceline.process.kernel_state import LOOK_S, KernelState, StallWatch
+from paceline.process.kernel_state import KernelState
 from paceline.process.lifetime import alive, wait_ended
 from paceline.process.memory_kills import (
     MemoryKills,
@@ -165,24 +165,6 @@ def test_a_machine_without_control_groups_tells_nothing(tmp_path: Path) -> None:
     assert memory_kills(7, tmp_path) is None
     write(tmp_path / "proc/7/cgroup", "0::/demo\n")
     assert memory_kills(7, tmp_path) is None
-
-
-def test_a_process_that_did_not_run_is_told_from_one_that_was_busy() -> None:
-    clock = {"now": 0.0, "used": 0.0}
-    watch = StallWatch(lambda: clock["now"], lambda: clock["used"])
-
-    def after(seconds: float, used: float) -> None:
-        clock["now"] += seconds
-        clock["used"] += used
-        watch.look()
-
-    after(LOOK_S, 0.0)
-    after(6.0, 5.0)
-    assert watch.take() == 0.0
-    after(LOOK_S + 6.0, 0.01)
-    after(LOOK_S, 0.0)
-    assert watch.take() == pytest.approx(6.0)
-    assert watch.take() == 0.0, "since it was last asked"
 
 
 def test_a_process_that_nobody_reaps_has_ended_all_the_same() -> None:
