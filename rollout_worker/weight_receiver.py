@@ -26,7 +26,7 @@ from paceline.process import threads
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
-from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
+from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.link_messages import RECEIVER, acknowledge, say_hello
 from paceline.weights.weight_link import LinkEnd, LinkKey, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
@@ -128,7 +128,7 @@ class WeightReceiver(LinkEnd):
         self._new_links: queue.SimpleQueue[WeightLink | None] = queue.SimpleQueue()
         """Links to serve; None: no more."""
         self.version = -1  # Newest version handed to on_weights; -1 for none
-        self._base: ReceiverBase | None = None
+        self._base: ArrivingWeights | None = None
         """The weights that came last. They outlive the link: the next one may go on with deltas."""
         self._known, self._known_t = -1, 0.0
         """Newest version that the controller has named, and when it did so first."""

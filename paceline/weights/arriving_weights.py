@@ -7,13 +7,13 @@ Invariants:
 - A bucket counts as held once it matched its checksum. From then on it never changes.
 - Checksums are the trainer's. They are handed on as they came and never computed anew, so what a
   relay's memory damages later is noticed by the next receiver.
-- They outlive the link that they came over: the next one brings what is missing.
+- They outlive the link that they came over: the next one brings what is missing, and once they are
+  complete they are a base for deltas.
 """
 
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -112,16 +112,15 @@ class ArrivingWeights(WeightSource):
     def complete(self) -> bool:
         return self.held == self.manifest.buckets
 
-    @property
-    def checksums(self) -> tuple[str, ...]:
-        """Checksums of all buckets in their order, once they are complete."""
-        return tuple(self._checksums[i] for i in range(self.manifest.buckets))
-
     def held_of(self, share: WeightShard) -> tuple[list[int], str]:
         """The buckets of the share that are here, and the fingerprint of their checksums."""
         with self._moved:
             here = [i for i in share.buckets(self.manifest) if i in self._checksums]
             return here, fingerprint([self._checksums[i] for i in here])
+
+    def fingerprint_of(self, share: WeightShard = WHOLE_SHARE) -> str:
+        """Fingerprint of the bits of the share that are here."""
+        return self.held_of(share)[1]
 
     def wake(self) -> None:
         """Ends the present waits for buckets early."""
@@ -160,22 +159,3 @@ class ArrivingWeights(WeightSource):
 def fingerprint(checksums: Sequence[str]) -> str:
     """Fingerprint of weights whose buckets have these checksums."""
     return hashlib.blake2b("".join(checksums).encode(), digest_size=16).hexdigest()
-
-
-@dataclass(frozen=True)
-class ReceiverBase:
-    """Weights that a receiver holds in host memory, for deltas to be applied to."""
-
-    manifest: Manifest
-    flat: Tensor
-    """uint8[total_bytes]. Never written to."""
-    checksums: tuple[str, ...]
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of all bits."""
-        return fingerprint(self.checksums)
-
-    def fingerprint_of(self, share: WeightShard) -> str:
-        """Fingerprint of the bits of the share."""
-        return fingerprint([self.checksums[i] for i in share.buckets(self.manifest)])

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.process import threads
-from paceline.weights.arriving_weights import ArrivingWeights, ReceiverBase
+from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.bucket_delta import WORTH, apply_delta
 from paceline.weights.link_messages import (
     ENDS,
@@ -62,7 +62,7 @@ class StagedWeights:
     version: int
     tensors: dict[str, Tensor]
     seconds: float = 0.0
-    base: ReceiverBase | None = None
+    base: ArrivingWeights | None = None
     """The same weights as a base for the next version; None if deltas of their types are not worth
     it."""
 
@@ -73,7 +73,7 @@ class Coming:
 
     mesh: ProcessMesh
     buckets: Sequence[int]
-    base: ReceiverBase | None
+    base: ArrivingWeights | None
     heard: Callable[[], None]
     done: Callable[[], None]
 
@@ -96,7 +96,7 @@ def receive_snapshot(
     sources: Sequence[ProcessMesh],
     *,
     newer_than: int = -1,
-    base: ReceiverBase | None = None,
+    base: ArrivingWeights | None = None,
     limit_bytes: int | None = None,
     device: torch.device | None = None,
     reception: Reception | None = None,
@@ -143,7 +143,7 @@ def _negotiate(
     sources: Sequence[ProcessMesh],
     ask: Ask,
     manifest: Manifest,
-    base: ReceiverBase | None,
+    base: ArrivingWeights | None,
     begun: ArrivingWeights | None,
     reception: Reception,
 ) -> tuple[list[Coming], ArrivingWeights | None]:
@@ -181,21 +181,20 @@ def _stage_shares(
     reception.begun = weights
     weights.tree = reception.tree
     if base := next((share.base for share in coming if share.base), None):
-        weights.base = base.fingerprint
+        weights.base = base.fingerprint_of()
     reception.began(weights)
     if not receive_shares(weights, coming):
         return None
     reception.begun = None
-    manifest, kept = weights.manifest, None
-    if manifest.may_be_sparse:
-        kept = ReceiverBase(manifest, weights.flat, weights.checksums)
+    manifest = weights.manifest
+    kept = weights if manifest.may_be_sparse else None
     return StagedWeights(weights.version, manifest.views(weights.flat.to(device)), base=kept)
 
 
 def _ask_all(
     sources: Sequence[ProcessMesh],
     ask: Ask,
-    base: ReceiverBase | None,
+    base: ArrivingWeights | None,
     weights: ArrivingWeights | None,
     reception: Reception,
 ) -> list[Answer]:
@@ -306,7 +305,7 @@ def _check(
     index: int,
     expected: str,
     delta: Tensor | None,
-    base: ReceiverBase | None,
+    base: ArrivingWeights | None,
 ) -> None:
     bucket = weights.bucket(index)
     if delta is not None and base is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from paceline.weights.arriving_weights import ReceiverBase
+from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.link_messages import (
     PUBLISHER,
     RECEIVER,
@@ -200,10 +200,12 @@ def test_a_publisher_that_is_of_another_release_or_refuses_is_heard(
             say_hello(receiver, -1)
 
 
-def base_of(snapshot: WeightSnapshot) -> ReceiverBase:
-    """What a receiver of this snapshot holds."""
-    sums = tuple(snapshot.checksum(i) for i in range(snapshot.manifest.buckets))
-    return ReceiverBase(snapshot.manifest, snapshot.flat.clone(), sums)
+def base_of(snapshot: WeightSnapshot) -> ArrivingWeights:
+    base = ArrivingWeights(snapshot.version, snapshot.manifest)
+    base.flat.copy_(snapshot.flat)
+    for bucket in range(snapshot.manifest.buckets):
+        base.add(bucket, snapshot.checksum(bucket), None)
+    return base
 
 
 def trained(weights: dict[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -225,17 +227,17 @@ def two_versions(share: float) -> tuple[WeightSnapshot, WeightSnapshot]:
     return old, new
 
 
-def send_second(link: Pair, new: WeightSnapshot, held: ReceiverBase | None) -> Sent:
+def send_second(link: Pair, new: WeightSnapshot, held: ArrivingWeights | None) -> Sent:
     staged, sent = transfer(link, new, newer_than=1, base=held)
     assert staged.base is not None and torch.equal(staged.base.flat, new.flat)
-    assert staged.base.fingerprint == new.fingerprint
+    assert staged.base.fingerprint_of() == new.fingerprint
     return sent
 
 
 @pytest.mark.parametrize("case", ["a base", "much has changed", "no base", "other bits"])
 def test_what_has_no_base_to_speak_of_travels_whole(link: Pair, case: str) -> None:
     old, new = two_versions(share=1.0 if case == "much has changed" else 0.01)
-    held: ReceiverBase | None = base_of(old)
+    held: ArrivingWeights | None = base_of(old)
     if case == "no base":
         held = None
     elif case == "other bits":
