@@ -55,12 +55,13 @@ def choices(found: Mapping[str, Any], step: str) -> dict[int, dict[str, float]]:
 
 def loans(found: Mapping[str, Any]) -> Iterable[list[object]]:
     """Rows of the table of lending: each split at the start, fixed and lent."""
-    runs: dict[tuple[float, int, int], dict[str, list[dict[str, Any]]]] = {}
+    runs: dict[tuple[float, int, int, float], dict[str, list[dict[str, Any]]]] = {}
     for run in found["runs"]:
         if run["what"] == "lending":
-            key = run["update_s"], run["devices"], run["training"]
+            window_s = round(run["seconds"], -1)  # A run ends with a step
+            key = run["update_s"], run["devices"], run["training"], window_s
             runs.setdefault(key, defaultdict(list))[run["sharing"]].append(run)
-    for (update_s, devices, training), sides in sorted(runs.items()):
+    for (update_s, devices, training, window_s), sides in sorted(runs.items()):
         if len(sides) < 2:
             continue  # Cut short
         row: list[object] = [f"{1000 * update_s:g} ms", f"{training} + {devices - training}"]
@@ -71,7 +72,7 @@ def loans(found: Mapping[str, Any]) -> Iterable[list[object]]:
             row.append(f"{statistics.median(rates):,.0f} = {_ratio(rates, fixed)}")
         moves = [move for run in sides["lend"] for move in run["moves"]]
         row.append(", ".join(f"{seats} after {after:.0f} s" for after, seats, _ in moves) or "none")
-        yield [*row, len(sides["lend"])]
+        yield [*row, f"{window_s:.0f} s", len(sides["lend"])]
 
 
 def _ratio(rates: list[float], reference: float) -> str:
