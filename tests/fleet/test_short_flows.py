@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -226,34 +227,60 @@ def test_supervised_fine_tuning_survives_the_deaths_of_both_kinds_of_workers(
     assert up.events("LinkAssigned") == []
 
 
-def test_an_agent_that_compacts_and_asks_sub_agents_is_trained_whoever_dies_in_mid_branch(
-    start: Start, tmp_path: Path
+KILLS = [("worker", "environment", "leader"), ("leader", "environment", "worker")]
+
+
+@pytest.mark.parametrize("kills", [KILLS[0], pytest.param(KILLS[1], marks=pytest.mark.slow)])
+def test_an_agent_with_a_tool_and_sub_agents_is_trained_whoever_dies_in_a_call_of_the_tool(
+    start: Start, tmp_path: Path, kills: tuple[str, ...]
 ) -> None:
-    """It speaks OpenAI's interface. Where trainers and engines compute the same log-probs, what is
-    trained is what was sampled."""
-    mark = tmp_path / "in-mid-branch"
+    """It speaks OpenAI's interface, and one sample calls a tool between its branches. If the worker
+    or the process of the environment is killed meanwhile, the tool ends and the sample begins
+    again; while the leader is replaced it waits. Where trainers and engines compute the same
+    log-probs, what is trained is what was sampled."""
+    where = tmp_path / "tool"
+    where.mkdir()
     up = start(
-        environment={**os.environ, "MID_BRANCH": str(mark)},
+        environment={**os.environ, "TOOL": str(where)},
         model={"path": str(make_chat_model(tmp_path / "chat")), "dtype": "float32"},
         data={"chat": True, "max_prompt_tokens": 60},
         reward={"processes": 0},
         train={"steps": 4, "skip_zero_advantage": False, "max_staleness": 0, "eval_every": 4},
         rollout={
             "environment": "tests.fixtures.openai_agents:compacts",
+            "environment_processes": 1,
+            "environment_timeout_s": 300.0,
             "openai": True,
             "max_context": 160,
         },
         fleet=FLEET,
     )
-    up.until(mark.exists)
-    up.kill("rollout-0")
+    attempt = 1
+    for killed in kills:
+        begun = where / f"{attempt}"
+        up.until(begun.exists)
+        tool, environment = map(int, begun.read_text().split())
+        if killed == "leader":
+            terms = len(up.events("TermBegun"))
+            up.kill(up.leader())
+            up.until(lambda before=terms: len(up.events("TermBegun")) > before)
+            assert psutil.pid_exists(tool)
+            continue
+        if killed == "worker":
+            up.kill("rollout-0")
+        else:
+            os.kill(environment, signal.SIGKILL)
+        up.until(lambda pid=tool: not psutil.pid_exists(pid))
+        attempt += 1
+    (where / "answer").touch()
     steps = of_kind(finished(up), "step")
+    up.command("ledger", "verify")
     assert [event["worker_id"] for event in up.events("WorkerDied")] == ["rollout-0"]
     assert len(steps) == 4
     for step in steps:
         assert (step["samples"], step["sequences_per_sample"]) == (16, 4)
         assert step["logprob_gap_max"] < 1e-3
     group = ArchiveReader(up.run_dir).group("t9")
-    assert group is not None and group["attempt"] == 2
+    assert group is not None and group["attempt"] == attempt == 3
     left = [completion.get("branch_of") for completion in group["completions"]]
     assert [number for number, of in enumerate(left) if of is None] == [0, 4, 8, 12]
