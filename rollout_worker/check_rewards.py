@@ -105,7 +105,8 @@ async def _play(config: Config, row: Mapping[str, Any], completion: str) -> Tria
     from rollout_worker.tasks.environment_runner import EnvironmentRunner
 
     limit_s = min(ENVIRONMENT_S, config.rollout.environment_timeout_s)
-    limited = config.rollout.model_copy(update={"environment_timeout_s": limit_s})
+    limits = {"environment_timeout_s": limit_s, "environment_processes": 1}
+    limited = config.rollout.model_copy(update=limits)
     config = config.model_copy(update={"rollout": limited})
     tokenizer = PromptTokenizer(config)
     engine = ScriptedEngine(config, tokenizer, completion)

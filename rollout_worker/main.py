@@ -217,12 +217,15 @@ class RolloutWorker:
         room = max(1, self.engine.max_context - 1)
         self.tokenizer.limit = min(room, self.config.data.max_prompt_tokens)
         self.engine.completion_finished = self.held.completion_finished
-        if self.environments is not None:
-            await self.environments.start(self.engine, self.host)
 
     async def _start_scorer(self) -> None:
+        """Starts the processes that run code of users."""
         if self.config.recorded:
             return
+        if self.environments is not None:
+            name = str(self.config.rollout.environment)
+            with waiting(WaitKind.ENVIRONMENT, f"importing {name}", name):
+                await self.environments.start(self.engine, self.host)
         names = ", ".join(self.config.reward.functions)
         with waiting(WaitKind.REWARD, f"importing the reward functions {names}", names):
             for scorer in (self.scorer, *self.set_scorers.values()):

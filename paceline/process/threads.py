@@ -9,7 +9,6 @@ event loop's thread pool is joined at exit.
 import asyncio
 import atexit
 import concurrent.futures
-import logging
 import os
 import threading
 import time
@@ -21,8 +20,6 @@ from concurrent.futures import Executor, Future
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
-
 _AT_MOST_S = 5.0
 _POLL_S = 0.25
 
@@ -93,12 +90,10 @@ def replace_executor(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class BackgroundLoop:
-    """Runs coroutines for other threads. Call it from any thread but its own. A task that raises
-    SystemExit, or stops the loop, does not end it."""
+    """Runs coroutines for other threads. Call it from any thread but its own."""
 
     def __init__(self, name: str = "control-plane") -> None:
         self.loop = asyncio.new_event_loop()
-        self._closing = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -120,7 +115,6 @@ class BackgroundLoop:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancels running coroutines and ends the thread. Idempotent."""
-        self._closing = True
         if not self._thread.is_alive():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -129,11 +123,7 @@ class BackgroundLoop:
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            while not self._closing:
-                try:
-                    self.loop.run_forever()
-                except (SystemExit, KeyboardInterrupt):
-                    logger.exception("a task tried to end the process")
+            self.loop.run_forever()
         finally:
             left = asyncio.all_tasks(self.loop)
             for task in left:

@@ -6,9 +6,9 @@
         turn = await sample.branch()("Check: ...")     # another sequence of the same sample
         return {"solved": 1.0}                         # or a number; None: reward functions score
 
-It is called once for each sample of a group, concurrently, in one thread that all environments
-share and that is not the worker's, or in processes (rollout.environment_processes). Waiting is
-free; computing delays the other environments there. Imports no torch: the processes use it.
+It is called once for each sample of a group, concurrently, in processes of the worker
+(rollout.environment_processes). Waiting is free; computing delays the other environments of the
+process. Imports no torch: the processes use it.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ Environment = Callable[[EnvironmentTask, Sample], Awaitable[Any]]
 
 async def play(environment: Environment, task: EnvironmentTask, say: Say) -> Any:
     """The result of ``environment``. Raises EnvironmentFailed for whatever it raises: SystemExit
-    and its like would end the thread or process, and all environments in it."""
+    and its like would end the process, and all environments in it."""
     try:
         return await environment(task, NumberedSample(say))
     except asyncio.CancelledError:

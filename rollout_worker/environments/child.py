@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from functools import cached_property, partial
 from typing import Any
 
+from paceline.process.threads import replace_executor
 from paceline.user_code.child import Child
 from rollout_worker.environments.base import (
     SETUP_ERROR,
@@ -53,6 +54,14 @@ class _Environments(Child):
         loop.set_task_factory(self._new_task)
         return loop
 
+    async def run(self, hello: dict[str, Any]) -> None:
+        loop: Any = asyncio.get_running_loop()
+        loop.stop = _not_theirs
+        try:
+            await super().run(hello)
+        finally:
+            del loop.stop
+
     def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         number = _present.get()
         steps = _Steps(coro, partial(self.mark, number), self.mark) if number else coro
@@ -67,6 +76,8 @@ class _Environments(Child):
             self._answer(message["call"], message)
         elif (playing := self._playing.get(number)) is not None:
             playing.cancel()
+            # It may wait for a thread that never returns.
+            replace_executor(asyncio.get_running_loop())
 
     async def _play(self, number: int, given: dict[str, Any]) -> None:
         if given["openai"] is not None:
@@ -90,10 +101,14 @@ class _Environments(Child):
         for call in [call for call, (player, _) in self._turns.items() if player == number]:
             self._answer(call, _OVER)
         try:
-            self.send({"id": number, **answer})
+            self._tell(number, **answer)
         except (TypeError, ValueError, RecursionError):
             # The worker says what is wrong with it.
-            self.send({"id": number, "result": f"{type(answer['result']).__name__}"})
+            self._tell(number, result=f"{type(answer['result']).__name__}")
+
+    def _tell(self, number: int, **message: Any) -> None:
+        self.mark(number)  # a fork ends here, before it says the same
+        self.send({"id": number, **message})
 
     def _answer(self, call: int, answer: dict[str, Any]) -> None:
         _, turn = self._turns.get(call, (0, None))
@@ -113,16 +128,22 @@ class _Environments(Child):
         if number not in self._playing:
             raise TranscriptOver(_OVER["detail"])
         call = next(self._numbers)
-        request = {"said": said if isinstance(said, str) else list(said), "max_tokens": max_tokens}
-        request |= {"branch": branch, "after": after, "stop": list(stop)}
-        self.send({"id": number, "call": call, **request})
+        self._tell(
+            number,
+            call=call,
+            said=said if isinstance(said, str) else list(said),
+            branch=branch,
+            after=after,
+            max_tokens=max_tokens,
+            stop=list(stop),
+        )
         turn = asyncio.get_running_loop().create_future()
         self._turns[call] = number, turn
         try:
             answer = await turn
         except asyncio.CancelledError:
             if number in self._playing:
-                self.send({"id": number, "call": call})
+                self._tell(number, call=call)
             raise
         finally:
             del self._turns[call]
@@ -135,6 +156,10 @@ class _Environments(Child):
             case {"bad": detail}:
                 raise BadTurn(detail)
         raise TranscriptOver(answer["detail"])
+
+
+def _not_theirs() -> None:
+    raise RuntimeError("all environments of the process share its event loop")
 
 
 class _OwnTask(asyncio.Task[Any]):
@@ -175,6 +200,9 @@ class _Steps(Coroutine[Any, Any, Any]):
         self._begin()
         try:
             return step(*values)
+        except SystemExit as error:
+            # It would end the process, and all environments in it.
+            raise RuntimeError("a task of the environment raised SystemExit") from error
         finally:
             self._end(0)
 

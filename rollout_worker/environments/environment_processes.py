@@ -14,7 +14,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,14 @@ from rollout_worker.environments.base import (
     EnvironmentFailed,
     EnvironmentTask,
     TranscriptFull,
+    Turn,
     TurnRewards,
 )
 from rollout_worker.environments.conversation import Conversation
-from rollout_worker.environments.environment_thread import in_own_time, too_late
 
 _ANSWER_S = 1.0  # A process that does not answer for this long is blocked
 _MOST_DETAIL = 2000
+_TURN = [each.name for each in fields(Turn)]
 _ELSEWHERE = """
 import os, runpy, sys
 module, paths = sys.argv[1:3]
@@ -124,7 +125,7 @@ class EnvironmentProcess(UserProcess):
                 max_tokens=asked.get("max_tokens"),
                 stop=asked.get("stop", []),
             )
-            answer = {"turn": asdict(turn)}
+            answer = {"turn": {name: getattr(turn, name) for name in _TURN}}
         except TranscriptFull as full:
             answer = {"full": full.code, "detail": str(full)}
         except BadTurn as bad:
@@ -138,6 +139,26 @@ class EnvironmentProcess(UserProcess):
             self.send({"id": number, "call": call, **answer})
 
 
+@dataclass
+class _OwnTime:
+    """Runs the time limit while the environment runs, and stops it while the model generates."""
+
+    limit: asyncio.Timeout
+    left_s: float
+    since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def __call__(self, runs: bool) -> None:
+        if self.limit.expired():
+            return
+        now = asyncio.get_running_loop().time()
+        if runs:
+            self.since = now
+            self.limit.reschedule(now + self.left_s)
+        else:
+            self.left_s -= now - self.since
+            self.limit.reschedule(None)
+
+
 class EnvironmentProcesses:
     def __init__(self, config: Config) -> None:
         count = config.rollout.environment_processes
@@ -148,7 +169,8 @@ class EnvironmentProcesses:
         await self._pool.start()
 
     async def run(self, task: EnvironmentTask, conversation: Conversation, timeout_s: float) -> Any:
-        """See EnvironmentThread.run."""
+        """The environment's result. Raises EnvironmentFailed, also if its time is over or its
+        process was lost. Closes ``conversation``."""
         try:
             async with asyncio.timeout(START_S):
                 process = await self._pool.with_room(math.inf)
@@ -157,7 +179,9 @@ class EnvironmentProcesses:
             raise EnvironmentFailed(SETUP_ERROR, detail) from None
         number, answer = process.play(task, conversation)
         try:
-            return _result(await in_own_time(asyncio.shield(answer), conversation, timeout_s))
+            async with asyncio.timeout(timeout_s) as limit:
+                conversation.own_clock = _OwnTime(limit, timeout_s)
+                return _result(await asyncio.shield(answer))
         except TimeoutError:
             process.leave(number)
             raise await self._blame(process, number, answer, timeout_s) from None
@@ -178,20 +202,21 @@ class EnvironmentProcesses:
     ) -> EnvironmentFailed:
         """The cause of a timeout: the environment itself, or another one that blocks the
         process."""
+        too_late = f"it took longer than rollout.environment_timeout_s = {timeout_s:g} s"
         await asyncio.wait({answer}, timeout=_ANSWER_S)
         silent_s, running = process.beat()
         if answer.done() or silent_s < _ANSWER_S:
             lost = answer.exception() if answer.done() else None
             if isinstance(lost, EnvironmentFailed) and lost.reason == LOST:
                 return lost
-            return EnvironmentFailed(TIMEOUT, too_late(timeout_s))
+            return EnvironmentFailed(TIMEOUT, too_late)
         blocked = EnvironmentFailed(LOST, "another environment blocks the process")
         if running in process.played:
             return blocked  # the time limit of that one ends it
         await process.kill(f"a call of an environment took longer than {timeout_s:g} s")
         if running not in (0, number):
             return blocked  # by what is left of one that is over
-        return EnvironmentFailed(TIMEOUT, f"{too_late(timeout_s)}, in a call that does not await")
+        return EnvironmentFailed(TIMEOUT, f"{too_late}, in a call that does not await")
 
 
 def _result(answer: dict[str, Any]) -> Any:

@@ -30,11 +30,9 @@ from rollout_worker.environments.base import (
     EnvironmentFailed,
     EnvironmentTask,
     TurnRewards,
-    load,
 )
 from rollout_worker.environments.conversation import Conversation
 from rollout_worker.environments.environment_processes import EnvironmentProcesses
-from rollout_worker.environments.environment_thread import EnvironmentThread
 from rollout_worker.environments.sequences import (
     SampleSequence,
     common_prompt,
@@ -60,8 +58,8 @@ class EnvironmentRunner:
     def __init__(
         self, config: Config, tokenizer: PromptTokenizer, home: Path | None = None
     ) -> None:
-        """Imports it, unless it is to run in processes. ``home``: directory of the endpoint's
-        files, see ChatServer. Raises BadEnvironment."""
+        """``home``: directory of the endpoint's files, see ChatServer. Raises BadEnvironment if the
+        endpoint has no chat template."""
         self._config = config
         self._tokenizer = tokenizer
         self._server: ChatServer | None = None
@@ -70,27 +68,20 @@ class EnvironmentRunner:
             from rollout_worker.openai_server import server
 
             self._server = server.ChatServer(config, tokenizer, home)
-        self._environments: EnvironmentThread | EnvironmentProcesses
-        if config.rollout.environment_processes:
-            self._environments = EnvironmentProcesses(config)
-        else:
-            environment = load(config.rollout.environment or "", config.rollout.environment_options)
-            self._environments = EnvironmentThread(environment)
+        self.processes = EnvironmentProcesses(config)
 
     async def start(self, engine: Engine, host: str = "127.0.0.1") -> None:
-        """``engine`` is started; ``host``: address at which others reach this machine. Raises
-        BadEnvironment if the endpoint cannot listen, or if a process cannot import the environment.
-        """
+        """``host``: address at which others reach this machine. Raises BadEnvironment if the
+        endpoint cannot listen, or if a process cannot import the environment."""
         self._engine = engine
-        if isinstance(self._environments, EnvironmentProcesses):
-            await self._environments.start()
+        await self.processes.start()
         if self._server is not None:
             await self._server.start(host)
 
     async def close(self) -> None:
         if self._server is not None:
             await self._server.close()
-        await self._environments.close()
+        await self.processes.close()
 
     async def generate(self, held: HeldTask, row: dict[str, Any]) -> GeneratedGroup:
         """Raises AttemptFailed, and Aborted and EngineError as the engine does."""
@@ -178,7 +169,7 @@ class EnvironmentRunner:
         if self._server is not None and task.openai is not None:
             self._server.admit(task.openai, conversation)
         try:
-            result = await self._environments.run(task, conversation, timeout_s)
+            result = await self.processes.run(task, conversation, timeout_s)
         except EnvironmentFailed as error:
             error.number = task.index
             if not (error.full and conversation.refused):

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,6 @@ async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         case "block":
             _block()
-        case "leave":
-            raise SystemExit
         case "allocate":
             return len(bytearray(4 << 30))
         case "no sandbox":
@@ -52,6 +51,28 @@ async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
             await asyncio.sleep(3600)
         case "no reward":
             return {1.0}
+        case "unscored":
+            return None
+        case "no encoding":
+            return {"\ud83d": 2.0}
+        case "in a thread":
+            return await asyncio.to_thread(lambda: 1.0)
+        case "hang in a thread":
+            await asyncio.to_thread(_block)
+        case "go on although cancelled":
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.5)
+                _mark(task)
+                _block()
+        case "the first fails" if task.index == 0:
+            raise ValueError("first")
+        case "the first fails":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                _mark(task)
         case "fill":
             while True:
                 await sample("more")
@@ -80,6 +101,68 @@ async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
     return 1.0
 
 
+class FunctionTimedOut(BaseException):
+    """As func_timeout's."""
+
+
+RETURNED: dict[str, Any] = {
+    "nan": float("nan"),
+    "infinity": {"a": float("inf")},
+    "text": "7",
+    "nothing by name": {},
+    "list": [1.0],
+}
+RAISED = {
+    "error": KeyError("no such door"),
+    "exit": SystemExit(3),
+    "library": FunctionTimedOut("1.5 s"),
+    "generator": GeneratorExit(),
+    "cancelled": asyncio.CancelledError(),
+    "own limit": TimeoutError("the shop is closed"),
+}
+ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "no role": ([{"no": "role"}], {}),
+    "large token": ([5, 6, 999_999], {}),
+    "negative token": ([5, -1], {}),
+    "huge token": ([1 << 40], {}),
+    "letters": (["a", 5], {}),
+    "empty stop": ("go on", {"stop": ""}),
+    "an empty stop": ("go on", {"stop": ("x", "")}),
+    "number to stop": ("go on", {"stop": (7,)}),
+    "nothing to stop": ("go on", {"stop": [None]}),
+    "half a letter": ("go on", {"stop": "\ud800"}),
+    "half a token": ("go on", {"max_tokens": 2.5}),
+}
+
+
+async def fails(task: EnvironmentTask, sample: Sample) -> Any:
+    """Each prompt names a way to fail."""
+    match name := task.prompt:
+        case "no turn":
+            return 1.0
+        case "fork":
+            os.fork()
+            await sample(task.prompt)
+            raise ValueError("in one process")
+    await sample(task.prompt)
+    if name == "one sample":
+        return 1.0 if task.index else None
+    if name == "exit of a task":
+        await asyncio.gather(_leaves())
+    if name == "stop of the loop":
+        asyncio.get_running_loop().stop()
+    if name in RAISED:
+        raise RAISED[str(name)]
+    if name in ASKED:
+        said, how = ASKED[str(name)]
+        await sample(said, **how)
+    return RETURNED.get(str(name), 0.0)
+
+
+async def _leaves() -> None:
+    raise SystemExit(0)
+
+
 async def branches(task: EnvironmentTask, sample: Sample) -> TurnRewards:
     """Goes on in two ways after its first turn, and beside them from a summary."""
     first = await sample(task.prompt)
@@ -96,6 +179,10 @@ async def branches(task: EnvironmentTask, sample: Sample) -> TurnRewards:
             continue
         return TurnRewards([])
     return TurnRewards([turn.number / 8 for turn in turns])
+
+
+def _mark(task: EnvironmentTask) -> None:
+    Path(task.row["mark"]).touch()
 
 
 def _write(line: bytes) -> None:

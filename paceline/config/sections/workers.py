@@ -101,9 +101,9 @@ class RolloutConfig(Section):
     verifiers:NAME or openenv:URL (docs/environments.md)."""
     environment_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of an environment of verifiers or OpenEnv."""
-    environment_processes: NonNegative = 0
-    """Processes of each rollout worker in which environments run, so that they may compute. 0: all
-    of them run in one thread of the worker."""
+    environment_processes: Positive = 1
+    """Processes of each rollout worker in which environments run. Waiting needs one; more of them
+    if environments compute."""
     environment_memory_mb: NonNegative = 0
     """Most memory that each of these processes, and each process that it starts, may allocate, in
     MiB. 0: no limit."""
@@ -166,13 +166,6 @@ class RolloutConfig(Section):
             raise ValueError(
                 "verifiers trusts no certificate but public ones: leave rollout.openai_host = "
                 '"127.0.0.1", its sandboxes reach the model through the worker'
-            )
-        if not self.environment_processes and (
-            self.environment_memory_mb or self.environment_python
-        ):
-            raise ValueError(
-                "rollout.environment_memory_mb and environment_python are settings of processes: "
-                "set rollout.environment_processes"
             )
         if not self.openai and (self.openai_port or self.openai_host != "127.0.0.1"):
             raise ValueError(

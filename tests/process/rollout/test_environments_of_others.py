@@ -133,7 +133,6 @@ def of_package(python: str, name: str, **options: Any) -> dict[str, Any]:
     return {
         "environment": name,
         "environment_options": options,
-        "environment_processes": 1,
         "environment_python": python,
         "data": {"chat": True},
         "openai": name.startswith("verifiers"),
@@ -141,16 +140,12 @@ def of_package(python: str, name: str, **options: Any) -> dict[str, Any]:
     }
 
 
-async def never(task: Any, sample: Any) -> None:
-    raise AssertionError("the environment is another one")
-
-
 async def test_a_verifiers_environment_is_played_and_scored_as_it_is(
     model: Path, pythons: Any
 ) -> None:
     local = {"agent": {"runtime": {"type": "subprocess"}}}
     settings = of_package(pythons("verifiers"), "verifiers:letters", **local)
-    async with staged(model, never, lambda prompt: "b" * 4, **settings) as stage:
+    async with staged(model, None, lambda prompt: "b" * 4, **settings) as stage:
         row = {"prompt": "write b", "letter": "b", "answer": ""}
         (completion,) = (await stage.group(lease_of(row, count=1))).completions
         assert completion.reward == 0.5 * 4 + 2
@@ -220,7 +215,7 @@ async def test_an_openenv_server_gives_observations_and_rewards_of_turns(
     def guess(prompt: str) -> str:
         return "0" if "higher" in prompt else "1" if "No action" in prompt else "x"
 
-    async with staged(model, never, guess, **settings) as stage:
+    async with staged(model, None, guess, **settings) as stage:
         away = await stage.refusal(lease_of(count=1))
         assert away.reason == "environment_setup_error" and str(port) in away.detail
         server = await asyncio.create_subprocess_exec(python, "-c", code.replace("PORT", str(port)))
@@ -228,7 +223,7 @@ async def test_an_openenv_server_gives_observations_and_rewards_of_turns(
             await until(lambda: listens(port), 120.0)
             group = await stage.group(lease_of(count=1))
             whole = settings | {"environment_options": {"action": "*"}, "max_turns": 1}
-            async with staged(model, never, lambda prompt: "[3]", **whole) as other:
+            async with staged(model, None, lambda prompt: "[3]", **whole) as other:
                 (cut,) = (await other.group(lease_of(count=1))).completions
         finally:
             server.kill()

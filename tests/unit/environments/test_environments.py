@@ -5,7 +5,6 @@ import asyncio
 import os
 import resource
 import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -48,11 +47,8 @@ from tests.fixtures.environment_fixture import (
 
 FAILED = rollout_pb2.RETURN_KIND_FAILED
 CHAT = {"data": {"chat": True}}
-IN_PROCESSES = {
-    "environment": "tests.fakes.process_environments:by_prompt",
-    "environment_processes": 1,
-    "environment_timeout_s": 2.0,
-}
+BY_PROMPT = "tests.fakes.process_environments:by_prompt"
+IN_PROCESSES: dict[str, Any] = {"environment": BY_PROMPT, "environment_timeout_s": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -179,15 +175,11 @@ async def test_every_turn_of_every_sample_draws_other_random_numbers(model: Path
         assert [r.params.seed for r in stage.engine.requests[4:]] == seeds, "of any attempt"
 
 
-@pytest.mark.parametrize("processes", [0, 1])
 async def test_an_environment_branches_and_its_turns_are_rewarded_in_all_sequences(
-    model: Path, processes: int
+    model: Path,
 ) -> None:
-    where = IN_PROCESSES | {
-        "environment": "tests.fakes.process_environments:branches",
-        "environment_processes": processes,
-    }
-    async with staged(model, echo_twice, lambda prompt: f"n{len(prompt)}", **where) as stage:
+    where = IN_PROCESSES | {"environment": "tests.fakes.process_environments:branches"}
+    async with staged(model, None, lambda prompt: f"n{len(prompt)}", **where) as stage:
         group = await stage.group()
         check_trained_as_sampled(stage, group)
         assert texts_of(stage, group)[3:] == [
@@ -333,192 +325,87 @@ async def test_where_it_does_not_score_the_weighted_reward_functions_do(model: P
 # ---- failures
 
 
-async def no_turn(task: EnvironmentTask, sample: Sample) -> float:
-    return 1.0
+FAILURES = {
+    "no turn": "before the model had a turn",
+    "nan": "it returned the reward nan",
+    "infinity": "it returned the reward inf",
+    "text": "it returned '7', not a number, numbers by name, TurnRewards, or None",
+    "nothing by name": "it returned 0 rewards, 1 to 64 allowed",
+    "list": "it returned [1.0], not a number",
+    "one sample": "1 of 2 samples were scored",
+    "error": "no such door",
+    "exit": "SystemExit",
+    "library": "FunctionTimedOut: 1.5 s (process_environments.py:",
+    "generator": "GeneratorExit",
+    "fork": "in one process",
+    "cancelled": "cancelled itself",
+    "own limit": "the shop is closed",
+    "no role": "BadTurn",
+    "large token": "999999 is not in the model's vocabulary",
+    "negative token": "-1 is not in the model's vocabulary",
+    "huge token": "is not in the model's vocabulary",
+    "letters": "say text",
+    "empty stop": "stop takes texts",
+    "an empty stop": "stop takes texts",
+    "number to stop": "stop takes texts",
+    "nothing to stop": "stop takes texts",
+    "half a letter": "stop takes texts",
+    "half a token": "whole number",
+    "exit of a task": "a task of the environment raised SystemExit",
+    "stop of the loop": "share its event loop",
+}
 
 
-def returning(value: Any) -> Any:
-    async def environment(task: EnvironmentTask, sample: Sample) -> Any:
-        await sample(task.prompt)
-        return value
-
-    return environment
-
-
-async def scores_one_sample(task: EnvironmentTask, sample: Sample) -> float | None:
-    await sample(task.prompt)
-    return 1.0 if task.index else None
-
-
-class FunctionTimedOut(BaseException):
-    """As func_timeout's."""
-
-
-def failing(error: BaseException) -> Any:
-    async def environment(task: EnvironmentTask, sample: Sample) -> float:
-        await sample(task.prompt)
-        raise error
-
-    return environment
-
-
-async def forks(task: EnvironmentTask, sample: Sample) -> float:
-    os.fork()
-    await sample(task.prompt)
-    raise ValueError("in one process")
-
-
-def asking(said: Any, **how: Any) -> Any:
-    """An environment that has one turn and then asks for another in this way."""
-
-    async def environment(task: EnvironmentTask, sample: Sample) -> float:
-        await sample(task.prompt)
-        await sample(said, **how)
-        return 0.0
-
-    return environment
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        (no_turn, "before the model had a turn"),
-        (returning(float("nan")), "it returned the reward nan"),
-        (returning({"a": float("inf")}), "it returned the reward inf"),
-        (returning("7"), "it returned '7', not a number, numbers by name, TurnRewards, or None"),
-        (returning({}), "it returned 0 rewards, 1 to 64 allowed"),
-        (returning([1.0]), "it returned [1.0], not a number"),
-        (scores_one_sample, "1 of 2 samples were scored"),
-        (failing(KeyError("no such door")), "no such door"),
-        (failing(SystemExit(3)), "SystemExit"),
-        (failing(FunctionTimedOut("1.5 s")), "FunctionTimedOut: 1.5 s (test_environments.py:"),
-        (failing(GeneratorExit()), "GeneratorExit"),
-        (forks, "in one process"),
-        (failing(asyncio.CancelledError()), "cancelled itself"),
-        (failing(TimeoutError("the shop is closed")), "the shop is closed"),
-        (asking([{"no": "role"}]), "BadTurn"),
-        (asking([5, 6, 999_999]), "999999 is not in the model's vocabulary"),
-        (asking([5, -1]), "-1 is not in the model's vocabulary"),
-        (asking([1 << 40]), "is not in the model's vocabulary"),
-        (asking(["a", 5]), "say text"),
-        (asking("go on", stop=""), "stop takes texts"),
-        (asking("go on", stop=("x", "")), "stop takes texts"),
-        (asking("go on", stop=(7,)), "stop takes texts"),
-        (asking("go on", stop=[None]), "stop takes texts"),
-        (asking("go on", stop="\ud800"), "stop takes texts"),
-        (asking("go on", max_tokens=2.5), "whole number"),
-    ],
-)
-async def test_a_failing_environment_returns_the_group_with_the_reason(
-    model: Path, environment: Any, words: str
-) -> None:
-    async with staged(model, environment, lambda prompt: "a") as stage:
-        refused = await stage.refusal()
-        assert (refused.kind, refused.reason) == (FAILED, "environment_error")
-        assert words in refused.detail
-        # The thread of all environments is still there.
-        assert await stage.produce(lease_of()) == refused
+async def test_a_failing_environment_returns_the_group_with_the_reason(model: Path) -> None:
+    """And the process of all environments is still there."""
+    fails = {"environment": "tests.fakes.process_environments:fails"}
+    async with staged(model, None, lambda prompt: "a", **fails) as stage:
+        (process,) = stage.environments.processes._pool.processes
+        for prompt, words in FAILURES.items():
+            refused = await stage.refusal(row_of(prompt, 2))
+            assert (refused.kind, refused.reason) == (FAILED, "environment_error"), prompt
+            assert words in refused.detail, prompt
+        assert stage.environments.processes._pool.processes == [process]
 
 
 async def test_a_reward_by_a_name_that_has_no_encoding_is_escaped(model: Path) -> None:
-    async with staged(model, returning({"\ud83d": 2.0}), lambda prompt: "a") as stage:
-        group = await stage.group()
+    async with staged(model, None, lambda prompt: "a", **IN_PROCESSES) as stage:
+        group = await stage.group(row_of("no encoding", 2))
         assert dict(group.completions[0].reward_components) == {"\\ud83d": 2.0}
 
 
-async def test_what_an_environment_leaves_behind_ends_nobody_else(model: Path) -> None:
-    """A task of its own that ends the process, and a loop that is stopped."""
-
-    async def leaves() -> None:
-        raise SystemExit(0)
-
-    async def careless(task: EnvironmentTask, sample: Sample) -> float:
-        left = asyncio.ensure_future(leaves())
-        asyncio.get_running_loop().stop()
-        await sample(task.prompt)
-        return float(left.done())
-
-    async with staged(model, careless, lambda prompt: "a") as stage:
-        for _ in range(2):
-            assert [c.reward for c in (await stage.group()).completions] == [1.0, 1.0]
-
-
-class Hazards:
-    """An environment that does what its row says."""
-
-    def __init__(self) -> None:
-        self.let_go, self.reached = threading.Event(), threading.Event()
-
-    async def __call__(self, task: EnvironmentTask, sample: Sample) -> float:
-        await sample(task.prompt)
-        match task.row["prompt"]:
-            case "hang in a thread":
-                await asyncio.to_thread(self.let_go.wait, 60)
-            case "block":
-                self.let_go.wait(60)
-            case "wait":
-                self.reached.set()
-                await asyncio.sleep(3600)
-            case "go on although cancelled":
-                try:
-                    await asyncio.sleep(3600)
-                except asyncio.CancelledError:
-                    await asyncio.sleep(0.2)
-                    self.reached.set()
-                    self.let_go.wait(60)
-        return await asyncio.to_thread(lambda: 1.0)
-
-
 @asynccontextmanager
-async def hazardous(model: Path, timeout_s: float) -> AsyncIterator[tuple[Hazards, Stage]]:
+async def hazardous(model: Path, timeout_s: float) -> AsyncIterator[Stage]:
     """At its end a harmless task has its group, whatever the others did."""
-    hazards = Hazards()
-    limits = {"environment_timeout_s": timeout_s, "group_size": 40}
-    async with staged(model, hazards, lambda prompt: "a", **limits) as stage:
-        try:
-            yield hazards, stage
-            group = await stage.produce(row_of("quick", 2))
-            assert isinstance(group, rollout_pb2.Group), group
-        finally:
-            hazards.let_go.set()
+    limits = IN_PROCESSES | {"environment_timeout_s": timeout_s, "group_size": 40}
+    async with staged(model, None, lambda prompt: "a", **limits) as stage:
+        yield stage
+        group = await stage.produce(row_of("in a thread", 2))
+        assert isinstance(group, rollout_pb2.Group), group
 
 
-def row_of(prompt: str, count: int = 1) -> rollout_pb2.Lease:
-    return lease_of({"prompt": prompt, "answer": ""}, count=count)
+def row_of(prompt: str, count: int = 1, **more: str) -> rollout_pb2.Lease:
+    return lease_of({"prompt": prompt, "answer": "", **more}, count=count)
 
 
 async def test_threads_that_never_return_leave_threads_for_others(model: Path) -> None:
-    async with hazardous(model, 1.0) as (_, stage):
+    async with hazardous(model, 1.0) as stage:
         refused = await stage.refusal(row_of("hang in a thread", 40))
         assert refused.reason == "environment_timeout"
 
 
 async def test_what_is_left_of_an_environment_that_is_over_does_not_block_the_others_for_ever(
-    model: Path,
+    model: Path, tmp_path: Path
 ) -> None:
     """It swallows its cancellation and computes on: nobody who lives was to blame, and every
     later group was handed back."""
-    async with hazardous(model, 0.3) as (hazards, stage):
-        over = await stage.refusal(row_of("go on although cancelled"))
+    mark = tmp_path / "computes"
+    async with hazardous(model, 1.0) as stage:
+        over = await stage.refusal(row_of("go on although cancelled", mark=str(mark)))
         assert over.reason == "environment_timeout"
-        assert await asyncio.to_thread(hazards.reached.wait, 20)
+        await until(mark.exists)
         lost = await stage.refusal(row_of("quick"))
         assert lost.kind == rollout_pb2.RETURN_KIND_HAND_BACK, "no fault of its own"
-
-
-@pytest.mark.heavy
-async def test_an_environment_that_blocks_is_left_behind_and_blames_nobody_else(
-    model: Path,
-) -> None:
-    async with hazardous(model, 1.5) as (hazards, stage):
-        waiting = asyncio.ensure_future(stage.produce(row_of("wait")))
-        await asyncio.to_thread(hazards.reached.wait, 10)
-        blocked = await stage.refusal(row_of("block"))
-        assert (blocked.kind, blocked.reason) == (FAILED, "environment_timeout")
-        assert "does not await" in blocked.detail
-        lost = await waiting
-        handed_back = rollout_pb2.RETURN_KIND_HAND_BACK, "environment_lost"
-        assert (lost.kind, lost.reason) == handed_back
 
 
 async def test_two_turns_of_a_sample_at_once_are_refused(model: Path) -> None:
@@ -533,37 +420,18 @@ async def test_two_turns_of_a_sample_at_once_are_refused(model: Path) -> None:
     assert "one turn at a time" in refused.detail
 
 
-async def test_one_failing_sample_ends_the_others_of_its_group(model: Path) -> None:
-    ended = threading.Event()
-
-    async def one_fails(task: EnvironmentTask, sample: Sample) -> float:
-        if task.index == 0:
-            raise ValueError("first")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-        return 1.0
-
-    async with staged(model, one_fails, lambda prompt: "a") as stage:
-        assert "first" in (await stage.refusal()).detail
-        assert await asyncio.to_thread(ended.wait, 10)
+async def test_one_failing_sample_ends_the_others_of_its_group(model: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "ended"
+    async with staged(model, None, lambda prompt: "a", **IN_PROCESSES) as stage:
+        assert "first" in (await stage.refusal(row_of("the first fails", 2, mark=str(mark)))).detail
+        await until(mark.exists)
 
 
 async def test_time_limits_that_change_while_the_worker_runs_are_those_of_the_lease(
     model: Path,
 ) -> None:
     """Its configuration has others, of the time of its start."""
-
-    async def waits(task: EnvironmentTask, sample: Sample) -> float:
-        await sample(task.prompt)
-        await asyncio.Event().wait()
-        return 1.0
-
-    async def unscored(task: EnvironmentTask, sample: Sample) -> None:
-        await sample(task.prompt)
-
-    lease = lease_of()
+    lease = row_of("wait", 2)
     lease.settings.CopyFrom(
         rollout_pb2.TaskSettings(
             max_tokens=40,
@@ -573,14 +441,14 @@ async def test_time_limits_that_change_while_the_worker_runs_are_those_of_the_le
             reward_timeout_s=0.25,
         )
     )
-    async with staged(model, waits, lambda prompt: "a", environment_timeout_s=3600.0) as stage:
+    reward = {"functions": ["tests.fakes.worker_rewards:never"], "timeout_s": 3600.0}
+    hours = IN_PROCESSES | {"environment_timeout_s": 3600.0, "reward": reward}
+    async with staged(model, None, lambda prompt: "a", **hours) as stage:
         refused = await stage.refusal(lease)
         assert (refused.kind, refused.reason) == (FAILED, "environment_timeout")
         assert "0.125 s" in refused.detail
-
-    lease.settings.environment_timeout_s = 3600.0
-    reward = {"functions": ["tests.fakes.worker_rewards:never"], "timeout_s": 3600.0}
-    async with staged(model, unscored, lambda prompt: "a", reward=reward) as stage:
+        lease.settings.environment_timeout_s = 3600.0
+        lease.row_json = row_of("unscored").row_json
         refused = await stage.refusal(lease)
         assert refused.reason == "reward_timeout" and "0.25 s" in refused.detail
 
@@ -590,9 +458,10 @@ async def test_the_time_of_the_model_is_not_the_environments(
 ) -> None:
     loop = asyncio.get_running_loop()
     clock = loop.time
-    async with staged(model, echo_twice, lambda prompt: "a", environment_timeout_s=20) as stage:
+    limit = IN_PROCESSES | {"environment_timeout_s": 20}
+    async with staged(model, None, lambda prompt: "a", **limit) as stage:
         stage.engine.hold()
-        making = asyncio.ensure_future(stage.produce(lease_of()))
+        making = asyncio.ensure_future(stage.produce(row_of("quick", 2)))
         await until(lambda: len(stage.engine.running) == 2)
         # More than the environment may take for itself, as the loop's clock has it.
         monkeypatch.setattr(loop, "time", lambda: clock() + 100)
@@ -677,7 +546,7 @@ def test_the_endpoint_needs_a_chat_template(tmp_path: Path) -> None:
 # ---- in processes of their own
 
 
-async def test_an_environment_in_a_process_plays_as_one_in_the_thread(model: Path) -> None:
+async def test_an_environment_plays_in_a_process(model: Path) -> None:
     """Also in a worker with more files than select() takes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as stack:
@@ -689,7 +558,7 @@ async def test_an_environment_in_a_process_plays_as_one_in_the_thread(model: Pat
 
 
 async def plays_in_a_process(model: Path) -> None:
-    async with staged(model, echo_twice, lambda prompt: "abc", **IN_PROCESSES) as stage:
+    async with staged(model, None, lambda prompt: "abc", **IN_PROCESSES) as stage:
         # It is loaded when it is first used.
         tokenizer = environments_child._Tokenizer(stage.config.model_dump(mode="json"))
         assert tokenizer.encode("<ab>") == stage.tokenizer.encode("<ab>")
@@ -718,7 +587,6 @@ async def test_whatever_an_environment_does_to_its_process_its_attempt_fails_alo
         },
         False: {
             "wait": ("environment_timeout", "longer than"),
-            "leave": ("environment_error", "SystemExit"),
             "allocate": ("environment_error", "MemoryError"),
             "cancel everybody": ("environment_error", "it cancelled itself"),
             "no reward": ("environment_error", "returned 'set'"),
@@ -726,7 +594,7 @@ async def test_whatever_an_environment_does_to_its_process_its_attempt_fails_alo
         },
     }
     limits = {**IN_PROCESSES, "environment_memory_mb": 2000}
-    async with staged(model, echo_twice, lambda prompt: "a", **limits) as stage:
+    async with staged(model, None, lambda prompt: "a", **limits) as stage:
         for prompt, fate in fates[process_ends].items():
             stage.engine.hold()
             beside = asyncio.ensure_future(stage.produce(row_of("quick")))
@@ -750,5 +618,5 @@ async def test_whatever_an_environment_does_to_its_process_its_attempt_fails_alo
 async def test_a_process_that_cannot_import_its_environment_ends_the_worker(model: Path) -> None:
     nowhere = IN_PROCESSES | {"environment": "tests.fakes.process_environments:absent"}
     with pytest.raises(BadEnvironment, match="has no 'absent'"):
-        async with staged(model, echo_twice, lambda prompt: "a", **nowhere):
+        async with staged(model, None, lambda prompt: "a", **nowhere):
             pass
