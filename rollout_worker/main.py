@@ -62,7 +62,7 @@ from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
-from rollout_worker.tasks.group_producer import FailedAttempts, GroupProducer, RecordedProducer
+from rollout_worker.tasks.group_producer import GroupProducer, RecordedProducer
 from rollout_worker.tasks.group_scores import GroupScores
 from rollout_worker.tasks.partial_rollouts import PartialRollouts
 from rollout_worker.tasks.task_runner import Produce, TaskRunner, tasks_wanted
@@ -256,7 +256,6 @@ class RolloutWorker:
                 set_scorers=self.set_scorers,
                 group_scores=self.group_scores,
                 partials=partials,
-                failures=FailedAttempts(self._run_dir, self.worker_id),
             )
             produce = self.producer.produce
         self.tasks = TaskRunner(

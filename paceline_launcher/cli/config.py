@@ -175,7 +175,6 @@ def check_reward(
     *,
     row: int = 0,
     completion: str | None = None,
-    failure: Path | None = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -190,7 +189,6 @@ def check_reward(
     Args:
         row N: Number of the row, from 0.
         completion TEXT: What the model said. @FILE reads it.
-        failure FILE: Call it on what it failed on in a run: RUN_DIR/failed-rewards/*.json.
     """
     from paceline.dataset.training_rows import open_training_rows
     from paceline_launcher.preflight.user_code import try_import
@@ -198,16 +196,10 @@ def check_reward(
     settings = load_config(config, overrides or ())
     if completion is not None and completion.startswith("@"):
         completion = Path(completion[1:]).read_text()
-    if failure is not None:
-        kept = json.loads(failure.read_text())
-        job = kept["job"] or {"shared": {"row": kept["row"]}, "each": {"completion": [""]}}
-        values, number = job["shared"]["row"], kept["completion"] or 0
-        completion = completion or job["each"]["completion"][number]
-    else:
-        rows = open_training_rows(settings.data)[0]
-        if not 0 <= row < len(rows):
-            raise BadInput(f"--row {row}: the data has the rows 0 to {len(rows) - 1}")
-        values = rows[row]
+    rows = open_training_rows(settings.data)[0]
+    if not 0 <= row < len(rows):
+        raise BadInput(f"--row {row}: the data has the rows 0 to {len(rows) - 1}")
+    values = rows[row]
     field = settings.data.answer_field
     tried = try_import(
         "rollout_worker.check_rewards",

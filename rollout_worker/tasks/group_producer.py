@@ -7,11 +7,9 @@ row ──► prompt tokens ──► engine (or an environment) ──► texts
 import asyncio
 import json
 import logging
-import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.config.schema import Config
@@ -52,59 +50,8 @@ from rollout_worker.tasks.partial_rollouts import PartialRollouts
 
 logger = logging.getLogger(__name__)
 
-MOST_FILES = 64  # Of one worker; a reward that always fails must not fill the disk
-MOST_TRACES = 32
-DIRECTORY = "failed-rewards"
+MOST_TRACES = 32  # Of one worker: a reward that always fails must not fill the log
 _MAX_TEXT = 1 << 16  # Characters of a text that are sent along; texts are for people
-
-
-@dataclass
-class FailedAttempts:
-    run_dir: Path | None = None  # None: nothing is kept
-    worker_id: str = ""
-    _kept: int = 0
-    _logged: set[str] = field(default_factory=set)
-    """Reasons whose traceback stands in the log already."""
-
-    def keep(self, lease: rollout_pb2.Lease, failed: AttemptFailed) -> str:
-        """The detail of the failure: the error, the completion, and where both are kept."""
-        detail = str(failed)
-        if failed.trace and detail not in self._logged and len(self._logged) < MOST_TRACES:
-            self._logged.add(detail)
-            task = {"task": lease.task.task_id, "attempt": lease.task.attempt}
-            event(logger, "code of the run failed", logging.ERROR, **task, why=detail)
-            logger.error("%s", failed.trace)
-        completions = failed.job.each["completion"] if failed.job else []
-        if failed.number is not None and failed.number < len(completions):
-            detail += f", on completion {failed.number}: {completions[failed.number]!r:.200}"
-        path = self._write(lease, failed)
-        return f"{detail} (kept in {path})" if path else detail
-
-    def _write(self, lease: rollout_pb2.Lease, failed: AttemptFailed) -> Path | None:
-        if self.run_dir is None or self._kept >= MOST_FILES:
-            return None
-        task = re.sub(r"[^\w.-]", "_", f"{lease.task.task_id}-{lease.task.attempt}")
-        path = self.run_dir / DIRECTORY / f"{task}-{self.worker_id}.json"
-        kept: dict[str, Any] = {
-            "reason": failed.reason,
-            "error": str(failed),
-            "traceback": failed.trace,
-            "completion": failed.number,
-            "row_index": lease.index,
-            "evaluation_set": lease.eval_set,
-            "row": json.loads(lease.row_json) if failed.job is None else None,
-            "job": asdict(failed.job) if failed.job else None,
-        }
-        # It is for people: a full disk fails no more than this file.
-        try:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(kept, indent=1, default=str))
-        except (OSError, ValueError, RecursionError) as error:
-            event(logger, "failed attempt not kept", logging.WARNING, why=error)
-            return None
-        self._kept += 1
-        return path
-
 
 _KINDS = {
     # No other attempt can do better.
@@ -127,7 +74,8 @@ class GroupProducer:
     """Scorers of evaluation sets that have their own rewards, by name."""
     group_scores: GroupScores | None = None  # Scorers of the config; None: there are none
     partials: PartialRollouts | None = None  # Work that earlier attempts have left
-    failures: FailedAttempts = field(default_factory=FailedAttempts)
+    _logged: set[str] = field(default_factory=set)
+    """Failures whose traceback stands in the log already."""
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
         """Raises Aborted if the request was aborted, EngineError if the engine has failed."""
@@ -137,10 +85,24 @@ class GroupProducer:
             kind = _KINDS.get(failed.reason, rollout_pb2.RETURN_KIND_FAILED)
             detail = str(failed)
             if isinstance(failed, AttemptFailed) and kind == rollout_pb2.RETURN_KIND_FAILED:
-                detail = self.failures.keep(held.lease, failed)
+                detail = self._told(held.lease, failed)
             return returned(held.lease.task, failed.reason, detail, kind)
         except GenerationFailed as error:
             return returned(held.lease.task, "generation_error", str(error))
+
+    def _told(self, lease: rollout_pb2.Lease, failed: AttemptFailed) -> str:
+        """The failure with what it failed on. Its traceback goes to the log."""
+        detail = str(failed)
+        if failed.trace and detail not in self._logged and len(self._logged) < MOST_TRACES:
+            self._logged.add(detail)
+            task = {"task": lease.task.task_id, "attempt": lease.task.attempt}
+            event(logger, "code of the run failed", logging.ERROR, **task, why=detail)
+            logger.error("%s", failed.trace)
+        completions = failed.job.each["completion"] if failed.job else []
+        if failed.number is not None and failed.number < len(completions):
+            completion = f"{completions[failed.number]!r:.200}"
+            detail += f", on completion {failed.number} of row {lease.index}: {completion}"
+        return detail
 
     async def _scored_group(self, held: HeldTask) -> rollout_pb2.Group:
         lease = held.lease

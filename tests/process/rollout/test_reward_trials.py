@@ -15,7 +15,6 @@ from paceline_launcher.cli import app
 from paceline_launcher.preflight.findings import Finding
 from rollout_worker.environments.base import EnvironmentTask, Sample
 from rollout_worker.rewards.builtin import doubtful_gold, math_boxed, math_verify
-from rollout_worker.tasks.group_producer import FailedAttempts
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import staged
 from tests.fixtures.preflight import findings_of
@@ -135,29 +134,23 @@ def test_one_row_and_one_completion_can_be_tried(run: Any, tmp_path: Path) -> No
     assert call(app, ["check-reward", path, "--row", "2"]).exit_code != 0
 
 
-async def test_what_a_reward_fails_on_in_a_run_is_kept_and_can_be_called_again(
+async def test_what_a_reward_fails_on_in_a_run_is_named_and_traced_once(
     run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def unscored(task: EnvironmentTask, sample: Sample) -> None:
         await sample(task.prompt)
 
     model = make_chat_model(tmp_path / "model")
-    path = run("broken")
+    run("broken")
     reward = {"functions": ["trial_rewards:broken"]}
     async with staged(model, unscored, lambda prompt: "seven", reward=reward) as stage:
-        stage._producer.failures = FailedAttempts(tmp_path, "rollout-0")
         refused = await stage.refusal()
         await stage.refusal()
-    kept = tmp_path / "failed-rewards" / "t0-1-rollout-0.json"
     assert refused.reason == "reward_error"
-    assert "KeyError: 'hints' (trial_rewards.py:8 in helper), on completion 0: 'seven'" in (
-        refused.detail
-    )
-    assert f"(kept in {kept})" in refused.detail
+    where = "KeyError: 'hints' (trial_rewards.py:8 in helper)"
+    assert f"{where}, on completion 0 of row 0: 'seven'" in refused.detail
     traces = [r for r in caplog.records if "in helper\n" in r.getMessage()]
     assert len(traces) == 1, "once, however often it happens"
-    again = CliRunner().invoke(app, ["check-reward", str(path), "--failure", str(kept)])
-    assert again.exit_code == 1 and "trial_rewards.py:8 in helper" in again.output
 
 
 GOLDS = r"""
