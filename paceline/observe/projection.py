@@ -251,10 +251,6 @@ class Projector:
             self._submit(lambda: self._load(totals, position))
         return not (self._run_dir / "events.jsonl").is_file()
 
-    def hold(self, projection: Projection) -> None:
-        """Answers from a projection that nothing is added to."""
-        self._submit(lambda: setattr(self, "_projection", projection))
-
     def _load(self, totals: Callable[[], Totals] | None, position: str) -> None:
         self._projection = Projection(self._clean)
         self._projection.read_history(self._run_dir)

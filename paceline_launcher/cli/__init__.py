@@ -84,7 +84,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     ),
     "Watch a run": (
         *(status.status, status.top, status.why, events.events, events.logs, samples.samples),
-        *(status.stacks, runs.open_run, runs.runs, runs.compare),
+        *(status.stacks, runs.runs, runs.compare),
     ),
     "Steer a run": (
         *(admin.set_settings, admin.scale, admin.drain, admin.pause, admin.resume),
@@ -102,7 +102,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(cluster.scorer, cluster.wait),
     ),
 }
-NAMES = {runs.open_run: "open", admin.set_settings: "set", eval_command.evaluate: "eval"}
+NAMES = {admin.set_settings: "set", eval_command.evaluate: "eval"}
 for title, commands in GROUPS.items():
     for command in commands:
         if isinstance(command, typer.Typer):

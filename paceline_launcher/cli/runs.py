@@ -1,19 +1,15 @@
-"""``paceline runs``, ``paceline compare`` and ``paceline open``: past runs."""
+"""``paceline runs`` and ``paceline compare``: past runs."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from paceline.errors import BadInput
-from paceline.rpc.addresses import written_by_controllers
-from paceline_launcher.cli.common import JsonOption, given_or_default, print_json
+from paceline_launcher.cli.common import JsonOption, print_json
 from paceline_launcher.terminal import out_console, printable, short, table
 
 if TYPE_CHECKING:
@@ -112,35 +108,3 @@ def _print(found: list[Run], last: list[str], title: str) -> None:
     for run in found:
         if run.state in ("failed", "damaged") and run.reason:
             typer.echo(printable(f"{run.path} {run.state}: {run.reason.partition(chr(10))[0]}"))
-
-
-def open_run(
-    run_dir: Path | None = None,
-    *,
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 0,
-) -> None:
-    """Serve the page and the REST interface of a run that is over, from its directory.
-
-    Curves, events, settings and archived samples are those of the run. Nothing is written. Of a run
-    that goes on, its own page is named. Ctrl-C ends it.
-
-    Example: paceline open runs/demo
-
-    Args:
-        run_dir RUN_DIR: Default: the newest in ./runs.
-        port: Port on 127.0.0.1; 0: any free one.
-    """
-    from controller.rest.past_run import bind_loopback, serve_past_run
-    from paceline.rpc.auth import dashboard_link
-    from paceline_launcher.run_handle import attach
-
-    run_dir = given_or_default(run_dir)
-    if attach(run_dir).state == "running":
-        pages = " or ".join(written_by_controllers(run_dir, "rest"))
-        raise BadInput(f"the run in {run_dir} goes on: open {pages or 'the page of a controller'}")
-    door, url = bind_loopback(port)
-    token = secrets.token_hex(24)
-    typer.echo(f"{run_dir}: {dashboard_link(url, token)}")
-    typer.echo("Ctrl-C ends it.")
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve_past_run(run_dir, door, token=token))

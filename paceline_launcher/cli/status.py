@@ -176,8 +176,7 @@ def explain(target: Target) -> tuple[str, dict[str, Any], int]:
         failed = run.state == "failed"
         answer = {"sentence": sentence, "severity": "stuck" if failed else "ok"}
         again = "\n  continue it: the command that started it" if run.state in words else ""
-        text = printable(f"{sentence}{again}\n  look at it: paceline open {run_dir}")
-        return text, {"answers": [answer], "silent": {}}, 1 if failed else 0
+        return printable(sentence + again), {"answers": [answer], "silent": {}}, 1 if failed else 0
     leading = [reply for reply in answers if reply.leads]
     shown = leading[:1] or answers
     lines = []
