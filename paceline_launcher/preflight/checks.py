@@ -66,9 +66,7 @@ CHECKS = (
     Check("engine", _C | _W, lambda start: user_code.engine(start.config)),
     Check("objective", _C | _W, lambda start: user_code.objective(start.config)),
     Check("judges", _C | _W, lambda start: user_code.judges(start.config)),
-    Check("agents", _W, network.agents),
     Check("access", _C, network.access),
-    Check("ports", _C, network.ports),
     Check("redis", _M | _C, network.redis),
     Check("payloads", _C, network.payloads),
 )

@@ -1,4 +1,4 @@
-"""Checks of a run's connections: provider, access, ports, Redis and payload stores."""
+"""Checks of a run's connections: provider, access, Redis and payload stores."""
 
 import asyncio
 from pathlib import Path
@@ -6,13 +6,9 @@ from pathlib import Path
 from paceline.config.sections.services import RedisConfig
 from paceline.errors import BadInput
 from paceline.masking import masked
-from paceline.observe.fleet_file import FleetRecord
 from paceline.redis.server import NoRedis, ensure_redis, find_server
-from paceline.rpc.addresses import is_every, is_loopback, taken_ports
 from paceline.rpc.auth import client_root
 from paceline_launcher.preflight.findings import Findings, Start, fail, ok, warn
-
-LAST_PORT = 65535
 
 
 def provider(start: Start) -> Findings:
@@ -33,40 +29,6 @@ def access(start: Start) -> Findings:
         client_root(start.config.auth)
     except BadInput as error:
         yield fail(str(error), "")
-
-
-def ports(start: Start) -> Findings:
-    config = start.config
-    record = FleetRecord.read(start.run_dir)
-    if record is not None and record.survivors():
-        return  # they are ended, or taken over, and hold the run's ports
-    controller, rest, count = config.controller, config.rest, config.fleet.controllers
-    used: set[int] = set()
-    for setting, first, host in (
-        ("controller.port", controller.port, controller.host),
-        ("rest.port", rest.port if rest.enabled else 0, rest.host or controller.host),
-    ):
-        span = range(first, first + count) if first else range(0)
-        no_port = [port for port in span if port > LAST_PORT or port in used]
-        used.update(span)
-        if missing := no_port or taken_ports(host, span):
-            found = f"{setting}: port {missing[0]} of {host} is in use, or there is none"
-            remedy = "End what uses it (ss -ltnp), choose another, or 0 for free ports"
-            yield fail(f"{found}; each controller takes the next one", remedy)
-
-
-def agents(start: Start) -> Findings:
-    rollout, record = start.config.rollout, FleetRecord.read(start.run_dir)
-    if not rollout.openai:
-        return
-    host = rollout.openai_host
-    port = rollout.openai_port if record is None or not record.survivors() else 0
-    if taken_ports(host, [port]):
-        found = f"rollout.openai_host {host!r}, openai_port {port}: nothing can listen there"
-        yield fail(found, "Name an address of this machine, and a free port or 0")
-    elif is_every(host) and start.here and is_loopback(start.config.controller.host):
-        found = f"rollout.openai_host {host!r}: on one machine agents get 127.0.0.1 as its address"
-        yield fail(found, "Name the address at which they reach this machine")
 
 
 def redis(start: Start) -> Findings:
