@@ -74,9 +74,9 @@ def _function(tool: Any) -> dict[str, Any]:
     raise PydanticCustomError(UNSUPPORTED, "only tools of the client's own, with an input_schema")
 
 
-class CountedRequest(Translated):
-    """The body of /v1/messages/count_tokens."""
-
+class MessagesRequest(Translated):
+    max_tokens: Count
+    stop_sequences: list[Stop] = Field([])
     messages: Annotated[
         list[Annotated[list[Message], BeforeValidator(_as_chat)]], Field(min_length=1)
     ]
@@ -87,24 +87,14 @@ class CountedRequest(Translated):
     output_config: Annotated[Any, only({})] = None
 
     def chat(self) -> ChatRequest:
-        return self._chat(**self._chat_fields())
-
-    def _chat_fields(self) -> dict[str, Any]:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return {
-            "messages": [*system, *(message for several in self.messages for message in several)],
-            "tools": self.tools,
-            "tool_choice": self.tool_choice.get("type"),
-        }
-
-
-class MessagesRequest(CountedRequest):
-    max_tokens: Count
-    stop_sequences: list[Stop] = Field([])
-
-    def _chat_fields(self) -> dict[str, Any]:
-        limits = {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
-        return {**super()._chat_fields(), **limits}
+        return self._chat(
+            messages=[*system, *(message for several in self.messages for message in several)],
+            tools=self.tools,
+            tool_choice=self.tool_choice.get("type"),
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+        )
 
 
 class MessagesReply(ChatReply):

@@ -51,7 +51,7 @@ from rollout_worker.environments.base import (
 from rollout_worker.environments.conversation import FULL, Conversation
 from rollout_worker.openai_server import messages_api, responses_api
 from rollout_worker.openai_server.messages_api import MessagesReply, MessagesRequest
-from rollout_worker.openai_server.replies import INVALID, UNSUPPORTED, ApiError, ChatReply
+from rollout_worker.openai_server.replies import UNSUPPORTED, ApiError, ChatReply
 from rollout_worker.openai_server.requests import ChatRequest, Translated, answered, place_of
 from rollout_worker.openai_server.responses_api import ResponsesReply, ResponsesRequest
 
@@ -91,7 +91,6 @@ class ChatServer:
                 _post("/v1/chat/completions", partial(self.answer, ChatRequest, ChatReply)),
                 _post("/v1/responses", partial(self.answer, ResponsesRequest, ResponsesReply)),
                 _post("/v1/messages", partial(self.answer, MessagesRequest, MessagesReply)),
-                _post("/v1/messages/count_tokens", self.count),
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{name:path}", self.models, methods=["GET"]),
             ],
@@ -192,17 +191,6 @@ class ChatServer:
             return JSONResponse({"object": "list", "data": [self._card]})
         self._check_model(name)
         return JSONResponse(self._card)
-
-    async def count(self, request: Request) -> Response:
-        """Tokens of the messages as a first prompt: a turn that was sampled may have others."""
-        conversation = request.scope["conversation"]
-        asked = await _parse(request, messages_api.CountedRequest)
-        self._check_model(asked.model)
-        try:
-            prompt = conversation.tokenizer.opening(asked.conversation(), asked.tools)
-        except BadPrompt as error:
-            raise ApiError(400, str(error), INVALID, "messages") from error
-        return JSONResponse({"input_tokens": len(prompt.tokens)})
 
     async def answer(
         self, body: type[ChatRequest | Translated], kind: type[ChatReply], request: Request
@@ -357,7 +345,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     message = (
-        "only POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens "
-        "and GET /v1/models are served"
+        "only POST /v1/chat/completions, /v1/responses, /v1/messages and GET /v1/models are served"
     )
     return await _refused(request, ApiError(404, message, "unknown_route"))
