@@ -99,12 +99,12 @@ async def _evaluate(
         stack.push_async_callback(scorer.close)
         stack.push_async_callback(engine.close)
         await scorer.start()
-        await engine.start()
-        # Room for one new token is needed.
-        tokenizer.limit = min(max(1, engine.max_context - 1), config.data.max_prompt_tokens)
         if environments is not None:
             stack.push_async_callback(environments.close)
             await environments.start(engine)
+        await engine.start()
+        # Room for one new token is needed.
+        tokenizer.limit = min(max(1, engine.max_context - 1), config.data.max_prompt_tokens)
         producer = GroupProducer(config, tokenizer, engine, scorer, environments)
         at_once = -(-config.rollout.max_sequences // eval_set.samples) + 1
         began = time.monotonic()

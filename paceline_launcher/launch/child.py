@@ -1,7 +1,7 @@
 """One process of the fleet, in a session of its own that ends with it.
 
 A process that is taken over was started by an earlier launcher. It is known by its id and start
-time and awaited through a process descriptor; its exit status is unknown.
+time; its exit status is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.worker_pools import POLICY, role_of, scorer_of, worker_index, work
 from paceline_launcher.launch.node_workers import RANK, replica_of
 
 UNSEEN = -1000  # exit code of an adopted process: the system reports it only to the parent
-WATCH_S = 0.1  # poll interval for an adopted process on a system without process descriptors
+WATCH_S = 0.05  # between two looks whether a process that is no child runs
 
 
 def how_ended(code: int) -> str:
@@ -133,24 +133,8 @@ class Child:
 
 async def until_gone(identity: ProcessId) -> None:
     """Returns once that very process, ours or not, has ended."""
-    try:
-        descriptor = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
-        return
-    except OSError:
-        while identity.alive():  # noqa: ASYNC110
-            # Nothing to await: this system has no process descriptors.
-            await asyncio.sleep(WATCH_S)
-        return
-    gone = asyncio.Event()
-    asyncio.get_running_loop().add_reader(descriptor, gone.set)
-    try:
-        # The id may have been reused before the descriptor was there.
-        if identity.alive():
-            await gone.wait()
-    finally:
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
+    while identity.alive():  # noqa: ASYNC110
+        await asyncio.sleep(WATCH_S)
 
 
 async def end_all(children: Sequence[Child], patience_s: float) -> None:
