@@ -59,7 +59,6 @@ CHECKS = (
     Check("earlier run", _C, earlier_run),
     Check("model", _C | _W, models.model),
     Check("data", _C | _W, lambda start: iter(start.data.findings)),
-    Check("prompts", _C | _W, data.prompt_lengths),
     Check(LENGTH, _C | _W, data.run_length),
     Check(FIRST_ROW, _C | _W, user_code.first_row),
     Check("rewards", _C | _W, user_code.rewards),

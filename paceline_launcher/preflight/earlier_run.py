@@ -8,8 +8,6 @@ from paceline.config.changes import differences, problem_of_divisor
 from paceline.config.load import ConfigError, changeable, changed_config, load_config, run_digest
 from paceline.config.objectives import ignored
 from paceline.config.schema import Config
-from paceline.config.sections.objective_options import DistillOptions
-from paceline.config.sections.scorers import named_scorer
 from paceline.config.sections.training import LENGTHS
 from paceline.errors import BadInput, plural
 from paceline.observe.projection import Projection
@@ -113,7 +111,6 @@ def config_warnings(config: Config) -> Findings:
             "has no such term",
             "Remove them",
         )
-    yield from _scorers(config)
     if not (filters and masks):
         yield ok("none contradicts another")
         return
@@ -124,21 +121,3 @@ def config_warnings(config: Config) -> Findings:
         "by then lie below 1 even if nothing is stale",
         "Sample with top_p = 1 and top_k = 0, or remove the masks",
     )
-
-
-def _scorers(config: Config) -> Findings:
-    """Scorers whose answers nothing reads, but a user's objective may."""
-    named = {*config.reward.functions, config.train.loss.reference}
-    for eval_set in config.evaluation.sets.values():
-        named |= set(eval_set.reward or ())
-    used = set(map(named_scorer, named))
-    if config.train.algorithm == "distill":
-        used.add(str(config.objective.options.get("teacher", DistillOptions().teacher)))
-    own_objective = ":" in config.train.algorithm
-    for name, scorer in config.scorers.by_name.items():
-        if name not in used and not (scorer.kind == "logprobs" and own_objective):
-            yield warn(
-                f"scorers.{name}: nothing reads what it computes",
-                f'Name "scorer:{name}" in reward.functions, the reward of an evaluation set or '
-                "train.loss.reference, or remove the section",
-            )

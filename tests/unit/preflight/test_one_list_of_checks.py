@@ -20,10 +20,9 @@ from paceline.config.load import changeable, load_config, to_toml
 from paceline.rpc.addresses import free_ports
 from paceline_launcher.cli import app
 from paceline_launcher.cli.up import steps_to_extend_to
-from paceline_launcher.preflight import checks, data, machine
+from paceline_launcher.preflight import checks, machine
 from paceline_launcher.preflight.checks import Check, Place, run_checks
 from paceline_launcher.preflight.findings import Start
-from testbed.tiny_model import make_tiny_model
 from tests.fixtures.event_files import write_events
 from tests.fixtures.preflight import findings_of
 
@@ -263,20 +262,6 @@ def test_a_disk_without_room_for_a_journal_is_refused(
     (tmp_path / "file").touch()
     (check,) = findings_of(None, "disk", run_dir=tmp_path / "file" / "run")
     assert check.state == "fail" and "nothing can be written in" in check.found
-
-
-def test_a_limit_that_drops_every_prompt_is_refused(config_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "s12345=", "answer": "b"}\n' * 3)
-    model = f"model.path={make_tiny_model(tmp_path / 'tiny')}"
-    config = load_config(config_file, [model, "data.max_prompt_tokens=6"])
-    (check,) = data.prompt_lengths(Start(config, tmp_path))
-    assert check.state == "fail" and "the shortest of 3 prompts has 7" in check.found
-    config = load_config(config_file, [model, "data.max_prompt_tokens=7"])
-    assert list(data.prompt_lengths(Start(config, tmp_path))) == []
-    with (tmp_path / "rows.jsonl").open("a") as rows:
-        rows.write('{"prompt": "s123456=", "answer": "b"}\n')
-    (check,) = data.prompt_lengths(Start(config, tmp_path))
-    assert check.state == "warn" and "1 of the first 4 prompts are longer" in check.found
 
 
 def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path: Path) -> None:
