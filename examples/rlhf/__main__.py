@@ -138,8 +138,8 @@ def _report(root: Path, places: list[Place]) -> str:
 def _exact_match(root: Path, name: str, model: Path) -> float:
     out = root / f"eval-{name.replace(' ', '-')}.json"
     command = [*stages.paceline(), "eval", str(model), "--data", str(HELD_OUT)]
-    command += ["--reward", REWARD, "--max-tokens", "24", "--json", str(out)]
-    command += ["--threads", "1", "--set", "model.device=cpu"]
+    command += ["--reward", REWARD, "--set", "rollout.max_tokens=24", "--json", str(out)]
+    command += ["--set", "fleet.rollout_threads=1", "--set", "model.device=cpu"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PipelineProblem(

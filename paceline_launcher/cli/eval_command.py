@@ -10,7 +10,6 @@ import statistics
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +39,6 @@ RECORDED_FIELDS = [
 ]
 SET = "data"  # name of the set in the configuration
 THREADS = "fleet.rollout_threads"
-EngineName = StrEnum("EngineName", ["transformers", "vllm"])
 Positive = Annotated[int | None, typer.Option(min=1)]
 Fraction = Annotated[float | None, typer.Option(min=1e-6, max=1)]
 PROGRESS_S = 5.0  # between two lines about what is done
@@ -49,30 +47,23 @@ PROGRESS_S = 5.0  # between two lines about what is done
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """The options. None: as in the run that the model comes from, or the default of the setting.
+    Whatever else is asked for is a setting, such as --set rollout.max_tokens=4096.
 
     Args:
         data FILE: Data set, as data.path; default: data.eval_path of the run.
         k: Samples of each prompt. One is greedy, unless --temperature or --top-p is given.
         temperature: Sampling temperature; default: the run's, or 1.
         top_p: Nucleus sampling; default: the run's, or 1.
-        max_tokens: Longest completion; default: the run's, or 1024.
         reward NAME: Reward, may be repeated; default: the run's, or exact_match.
-        engine: Default: the run's, or transformers.
         limit: First prompts only, so many.
-        threads: CPU threads of the engine; default: all.
-        trust_remote_code: Run code that comes with the model.
     """
 
     data: str | None = None
     k: Annotated[int, typer.Option(min=1, max=1024)] = 1
     temperature: Annotated[float | None, typer.Option(min=1e-6)] = None
     top_p: Fraction = None
-    max_tokens: Positive = None
     reward: list[str] | None = None
-    engine: EngineName | None = None
     limit: Positive = None
-    threads: Positive = None
-    trust_remote_code: bool = False
     overrides: SetOption = None
 
 
@@ -103,16 +94,13 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
         "data.eval_path": None,
         "model.path": model,
         "model.lora": None,  # merged
-        "model.trust_remote_code": wanted.trust_remote_code or config.model.trust_remote_code,
         "reward.functions": wanted.reward or config.reward.functions,
-        "rollout.engine": wanted.engine or config.rollout.engine,
-        "rollout.max_tokens": wanted.max_tokens or config.rollout.max_tokens,
         "rollout.on_update": "keep",  # no update comes, and only vLLM knows the others
         "rollout.source": "engine",
         "rollout.group_size": 2,
         # vLLM would wait for weights over a link.
         "rollout.vllm": config.rollout.vllm | {"load_format": "auto"},
-        THREADS: wanted.threads or given.get(THREADS, len(os.sched_getaffinity(0))),
+        THREADS: given.get(THREADS, len(os.sched_getaffinity(0))),
     }
     if base is not None:
         own["model.tokenizer"] = None  # an export has the tokenizer of its checkpoint

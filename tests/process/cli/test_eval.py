@@ -72,8 +72,8 @@ def test_a_model_and_a_checkpoint_of_it_are_judged_by_the_same_samples(
     evaluate: Evaluate, run_dir: Path
 ) -> None:
     data, out = run_dir.parent / "held_out.jsonl", run_dir.parent / "scores.json"
-    reward = ("--reward", "testbed.rewards:digit_first", "--threads", 1)
-    options = ("--data", data, "--k", 4, "--max-tokens", 8, "--json", out, *reward)
+    reward = ("--reward", "testbed.rewards:digit_first", "--set", "fleet.rollout_threads=1")
+    options = ("--data", data, "--k", 4, "--set", "rollout.max_tokens=8", "--json", out, *reward)
     done = evaluate(run_dir.parent / "model", *options)
     assert done.exit_code == 0, done.exception
     assert "8 of 8 prompts, reward" in done.stderr
@@ -145,7 +145,7 @@ def test_an_interrupt_shows_what_is_scored_by_then(run_dir: Path) -> None:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "paceline_launcher", "eval", str(run_dir), "--data", str(many)),
-            *("--k", "2", "--threads", "1", "--json", str(out)),
+            *("--k", "2", "--set", "fleet.rollout_threads=1", "--json", str(out)),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
