@@ -20,7 +20,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from paceline.observe.fleet_file import ProcessId
@@ -60,11 +59,11 @@ class FaultReports:
         await self._watch(child.spec.name, child.pid, ended)
         return ended.result()
 
-    async def await_redis(self, identity: ProcessId, log: Path) -> None:
-        """Returns once that server, which writes ``log``, has ended, and reports it."""
+    async def await_redis(self, identity: ProcessId) -> None:
+        """Returns once that server has ended, and reports it."""
         ended = asyncio.create_task(until_gone(identity))
         await self._watch(REDIS, identity.pid, ended)
-        self.send(self._report_redis(identity.pid, _status_of(identity.pid), log))
+        self.send(self._report_redis(identity.pid, _status_of(identity.pid)))
 
     async def report_exit(self, child: Child, code: int) -> None:
         """Reports a dead worker; if it had not registered yet, its end is a fault all the same."""
@@ -101,12 +100,8 @@ class FaultReports:
         finally:
             ended.cancel()
 
-    async def _report_redis(self, pid: int, code: int, log: Path) -> None:
-        finding = await self._verdict(pid, code, ours=False)
-        if finding.cause is FaultCause.UNATTRIBUTED:
-            in_log = await asyncio.to_thread(end_in_log, log, pid)
-            finding = in_log or finding
-        await self._report(REDIS, pid, finding)
+    async def _report_redis(self, pid: int, code: int) -> None:
+        await self._report(REDIS, pid, await self._verdict(pid, code, ours=False))
 
     async def _verdict(self, pid: int, code: int, *, ours: bool) -> Finding:
         witness = self._witnesses.pop(pid, None) or Witness(pid)
@@ -151,17 +146,6 @@ CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 )
 DEAD = ("Z", "X")  # states of a process that has ended and was not reaped
-READ_BYTES = 1 << 18  # bytes that are read from the end of the log; a crash report has some 10 KiB
-LAST_WORDS = {
-    "crashed by signal": FaultCause.CRASHED,
-    "ASSERTION FAILED": FaultCause.ERROR,
-    "Guru Meditation": FaultCause.ERROR,
-    "OUT OF MEMORY": FaultCause.ERROR,
-    "Exiting...": FaultCause.ERROR,
-    "scheduling shutdown": FaultCause.KILLED,
-    "User requested shutdown": FaultCause.KILLED,
-}
-"""Lines of the log of a Redis that has ended, and its cause then."""
 REMEDY = "give it more memory, or see `paceline plan memory` for what to lower"
 
 
@@ -242,24 +226,3 @@ class Witness:
         self._before.append((now, counted))
         while len(self._before) > 1 and self._before[1][0] <= now - BEFORE_S:
             self._before.popleft()
-
-
-def end_in_log(log: Path, pid: int) -> Finding | None:
-    """Cause of the end of an embedded Redis of which nobody has the exit status, by its own log. A
-    controller may have started the server and ended before it: the status is lost with it then.
-    None if ``log`` has no start of server ``pid``."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return None
-    # An earlier server may have had the same number.
-    _, started, since = text.rpartition(f"pid={pid}, just started")
-    own = [line for line in since.splitlines() if line.startswith(f"{pid}:")]
-    if not started and not own:
-        return None
-    for words, cause in LAST_WORDS.items():
-        if line := next((line for line in own if words in line), ""):
-            return Finding(cause, f"{line}, says its log {log}")
-    return Finding(FaultCause.KILLED, f"signal 9: its log {log} ends without a shutdown or a crash")

@@ -28,7 +28,7 @@ from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.observe.projection import Projection
 from paceline.process.files import replace_file
 from paceline.providers.ray import give_back_places
-from paceline.redis.server import NoRedis, ensure_redis, redis_log, stop_redis
+from paceline.redis.server import NoRedis, ensure_redis, stop_redis
 from paceline.rpc.addresses import port_of
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.client import ControlPlane
@@ -214,7 +214,7 @@ class Run:
         if not fleet.record.redis:
             await asyncio.Event().wait()
         while True:
-            await fleet.faults.await_redis(fleet.record.redis[-1], redis_log(self.run_dir))
+            await fleet.faults.await_redis(fleet.record.redis[-1])
             self.console.note("the embedded Redis ended; starting it again")
             said = ""
             while True:

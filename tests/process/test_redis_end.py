@@ -4,8 +4,6 @@ that moment."""
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,18 @@ import pytest
 
 from paceline.config.sections.services import RedisConfig
 from paceline.observe.fleet_file import ProcessId
-from paceline.redis.server import ensure_redis, redis_log, stop_redis
+from paceline.redis.server import ensure_redis, stop_redis
 from paceline_launcher.launch.child import until_gone
-from paceline_launcher.launch.fault_reports import FaultReports, end_in_log
+from paceline_launcher.launch.fault_reports import FaultReports
 from testbed.fleets.controllers import until
-from testbed.patience import patient
 from tests.fakes.admin_control import AdminControl
 
 
-async def fault_of(identity: ProcessId, run_dir: Path) -> Any:
+async def fault_of(identity: ProcessId) -> Any:
     """What the controllers are told of the end of that Redis."""
     control: Any = AdminControl(ReportFault=None)
     reports = FaultReports(control)
-    await reports.await_redis(identity, redis_log(run_dir))
+    await reports.await_redis(identity)
     await until(lambda: control.heard)
     await reports.settle(60.0)
     return control.heard[0][1]
@@ -46,7 +43,7 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_another_process_star
     identity = await killed(tmp_path)
     other = await asyncio.create_subprocess_exec("true")  # it reaps children that nobody holds
     assert await other.wait() == 0
-    fault = await fault_of(identity, tmp_path)
+    fault = await fault_of(identity)
     assert (fault.name, fault.pid, fault.cause) == ("redis", identity.pid, "killed")
 
 
@@ -58,67 +55,7 @@ async def test_a_redis_that_was_killed_is_said_to_be_though_its_successor_runs_a
     identity = await killed(tmp_path)
     try:
         assert ensure_redis(tmp_path, RedisConfig()).started
-        fault = await fault_of(identity, tmp_path)
+        fault = await fault_of(identity)
         assert (fault.name, fault.pid, fault.cause) == ("redis", identity.pid, "killed")
     finally:
         stop_redis(tmp_path)
-
-
-START = """\
-import sys
-from pathlib import Path
-from paceline.config.sections.services import RedisConfig
-from paceline.redis.server import ensure_redis
-print(ensure_redis(Path(sys.argv[1]), RedisConfig()).pid)
-"""
-
-
-def started_by_another(run_dir: Path) -> ProcessId:
-    """A server whose parent has ended."""
-    start = [sys.executable, "-c", START, str(run_dir)]
-    done = subprocess.run(start, check=True, capture_output=True, timeout=patient(60))
-    return ProcessId.of(int(done.stdout))
-
-
-@pytest.mark.parametrize(
-    ("number", "cause", "words"),
-    [
-        (signal.SIGKILL, "killed", "signal 9: its log"),
-        (signal.SIGTERM, "killed", "Received SIGTERM"),
-        (signal.SIGSEGV, "crashed", "crashed by signal: 11"),
-    ],
-)
-async def test_a_redis_whose_controller_has_ended_before_it_has_a_cause(
-    tmp_path: Path, number: signal.Signals, cause: str, words: str
-) -> None:
-    """A controller had started it; no process of this run can ask for its exit status."""
-    identity = await asyncio.to_thread(started_by_another, tmp_path)
-    os.kill(identity.pid, number)
-    fault = await fault_of(identity, tmp_path)
-    assert (fault.pid, fault.cause) == (identity.pid, cause)
-    assert words in fault.detail
-
-
-@pytest.mark.parametrize(
-    ("line", "cause", "words"),
-    [
-        (
-            "# Can't recover from AOF write error, always fsync. Exiting...",
-            "error",
-            "Can't recover",
-        ),
-        ("# === ASSERTION FAILED ===", "error", "ASSERTION FAILED"),
-        ("* Ready to accept connections tcp", "killed", "signal 9"),
-    ],
-)
-def test_a_redis_that_gave_up_says_so_in_its_log(
-    tmp_path: Path, line: str, cause: str, words: str
-) -> None:
-    log = tmp_path / "redis.log"
-    when = "25 Nov 2026 18:50:27.843"
-    start = f"7:M {when} * Valkey version=9.1.2, pid=7, just started\n"
-    earlier = f"{start}7:M {when} # Received SIGTERM scheduling shutdown...\n"
-    log.write_text(f"{earlier}{start}7:M {when} {line}\n8:M {when} # Exiting...\n")
-    found = end_in_log(log, 7)
-    assert found is not None and (found.cause, words in found.detail) == (cause, True)
-    assert end_in_log(log, 9) is None and end_in_log(tmp_path / "none", 7) is None
