@@ -1,8 +1,8 @@
 """Publishing of a replica's weights: a snapshot on the training path, encoding and sending in the
 background.
 
-    commit ─► publish_newest ─► slices ─► share_exchange ─► share of each rank ─► newest snapshot
-       └──────── on a stream of its own ────────┘                                      │
+    commit ─► publish_newest ─► slices ─► gathered_shares ─► share of each rank ─► newest snapshot
+       └──────── on a stream of its own ─────────┘                                      │
     directive ─► rank 0 ─► LinkNotices ─► the same links on every rank ─► link threads ─► receivers
 
 Each rank of a replica keeps a share of the buckets and is a source of its links.
@@ -40,9 +40,9 @@ from policy_worker.model.host_memory import CopyStream
 from policy_worker.model.precision import float32_names
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_slice
 from policy_worker.objectives.objective import POLICY
+from policy_worker.ranks.gathered_shares import fill_share
 from policy_worker.ranks.operations import on_every_rank
 from policy_worker.ranks.rank_group import FOREVER
-from policy_worker.ranks.share_exchange import Extent, ShareExchange
 from policy_worker.rows.replica import Replica
 
 
@@ -208,18 +208,18 @@ class ReplicaPublisher(WeightPublisher):
     def publish_state(self, version: Version) -> float:
         """Makes the present weights the newest version; returns the seconds that it took. On a GPU
         the copies go on beside training: call ``before_change`` before the weights are changed.
-        With several ranks their exchange is on the communicator of FSDP2's gathers, so the next
+        With several ranks they gather them on the communicator of FSDP2's gathers, so the next
         forward's first gather comes after it."""
         with self._copies.beside(self._copies.reached()):
+            weights = self._weights()
             if self.replica.size == 1:
-                return self.publish(version, self._weights())
-            slices = [local_slice(tensor)[0].reshape(-1) for _, tensor in self._weights()]
-            exchange = self._exchange
+                return self.publish(version, weights)
+            stored = [(local_slice(w)[0], isinstance(w, DTensor)) for _, w in weights]
 
             def fill(flat: Tensor) -> None:
-                exchange.fill(flat, slices, self.replica.all_to_all)
+                fill_share(flat, self._manifest, self.share, stored, self.replica.all_gather)
 
-            return self.publish_share(version, exchange.manifest, fill)
+            return self.publish_share(version, self._manifest, fill)
 
     @on_every_rank
     def take_back(self) -> None:
@@ -239,25 +239,14 @@ class ReplicaPublisher(WeightPublisher):
         return list(self.state.weights_of(POLICY)) if POLICY in self.state.parts else []
 
     @functools.cached_property
-    def _exchange(self) -> ShareExchange:
-        """Collective when it is first asked for."""
-        layout = [
-            (name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
-            for name, tensor in self._weights()
-        ]
-        manifest = Manifest.of(layout, bucket_bytes=self.bucket_bytes, dtype=self.wire.of)
-        extents = self.replica.gather([_extent(name, t) for name, t in self._weights()])
-        return ShareExchange(manifest, self.share, extents)
-
-
-def _extent(name: str, tensor: Tensor) -> Extent:
-    local, offset = local_slice(tensor)
-    if not isinstance(tensor, DTensor):
-        return 0, tensor.numel()
-    if local.shape[1:] != tensor.shape[1:] or any(offset[1:]):
-        raise ValueError(f"{name} is sliced along another dimension than the first")
-    row = tensor.shape[1:].numel()
-    return (offset[0] * row, local.numel()) if local.numel() else (0, 0)
+    def _manifest(self) -> Manifest:
+        """Raises ValueError for a weight that is not sliced by rows."""
+        layout = []
+        for name, weight in self._weights():
+            if isinstance(weight, DTensor) and not weight.placements[0].is_shard(0):
+                raise ValueError(f"{name} is sliced along another dimension than the first")
+            layout.append((name, torch.empty(weight.shape, dtype=weight.dtype, device="meta")))
+        return Manifest.of(layout, bucket_bytes=self.bucket_bytes, dtype=self.wire.of)
 
 
 def wire_dtype(state: TrainState) -> WireDtype:

@@ -205,5 +205,16 @@ class WeightShard:
         start = self.place(manifest, index)
         return flat[start : start + manifest.bucket_bytes]
 
+    def put(self, manifest: Manifest, flat: Tensor, at: int, part: Tensor) -> None:
+        """Writes what the share has of uint8 ``part``, which is from byte ``at`` on in the buffer
+        of all weights, to uint8[size_bytes] ``flat``."""
+        size, end = manifest.bucket_bytes, at + len(part)
+        for index in range(at // size, -(-end // size)):
+            if index % self.sources == self.source:
+                begin, stop = max(at, index * size), min(end, (index + 1) * size)
+                to = self.place(manifest, index) + begin - index * size
+                source = part[begin - at : stop - at]
+                flat[to : to + len(source)].copy_(source, non_blocking=True)
+
 
 WHOLE_SHARE = WeightShard()

@@ -55,13 +55,9 @@ class Replica:
         """Collective. Adds ``tensor``, on the replica's device, up over ranks, in place."""
         return tensor
 
-    def all_to_all(
-        self, received: Tensor, sent: Tensor, sizes_from: Sequence[int], sizes_to: Sequence[int]
-    ) -> None:
-        """Collective. Sends each rank its part of ``sent`` and fills ``received``, both of one
-        dimension on the replica's device, with what the ranks send to this one; parts are in the
-        order of ranks."""
-        received.copy_(sent)
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Collective. [n] of every rank, on the replica's device, as [ranks, n] on every rank."""
+        return tensor[None]
 
     def end_epoch(self, epoch: int) -> None:
         """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""

@@ -1,8 +1,7 @@
-"""Shares that ranks exchange are, bit for bit, the buckets of the whole weights."""
+"""Shares that ranks gather are, bit for bit, the buckets of the whole weights."""
 
-import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from paceline.weights.weight_manifest import Manifest, WeightShard
 from paceline.weights.weight_snapshot import WeightSnapshot, WireDtype
-from policy_worker.ranks.share_exchange import Extent, ShareExchange
+from policy_worker.ranks.gathered_shares import fill_share
 
 SIZES = (1, 2, 3, 4, 7)
 BUCKET_BYTES = 1000
+PART_BYTES = 600
 
 
 class Ranks:
@@ -21,32 +21,24 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._sent: list[list[Tensor]] = [[] for _ in range(size)]
+        self._mine: list[Tensor] = [torch.empty(0)] * size
         self._meet = threading.Barrier(size)
         self.largest = 0
 
-    def all_to_all(
-        self,
-        rank: int,
-        received: Tensor,
-        sent: Tensor,
-        sizes_from: Sequence[int],
-        sizes_to: Sequence[int],
-    ) -> None:
-        self.largest = max(self.largest, received.numel() + sent.numel())
-        self._sent[rank] = list(sent.split(list(sizes_to)))
+    def all_gather(self, rank: int, mine: Tensor) -> Tensor:
+        self._mine[rank] = mine
         self._meet.wait(60)
-        parts = [self._sent[other][rank] for other in range(self.size)]
-        assert [part.numel() for part in parts] == list(sizes_from)
-        received.copy_(torch.cat(parts))
+        found = torch.stack(self._mine)
+        self.largest = max(self.largest, found.numel())
         self._meet.wait(60)
+        return found
 
-    def run(self, work: object) -> None:
+    def run(self, work: Callable[[int], None]) -> None:
         errors: list[BaseException] = []
 
         def one(rank: int) -> None:
             try:
-                work(rank)  # type: ignore[operator]
+                work(rank)
             except BaseException as error:
                 errors.append(error)
                 self._meet.abort()
@@ -76,38 +68,27 @@ def weights() -> dict[str, Tensor]:
     }
 
 
-def slice_of(tensor: Tensor, rank: int, size: int) -> tuple[Tensor, Extent]:
+def slice_of(tensor: Tensor, rank: int, size: int) -> tuple[Tensor, bool]:
     """As FSDP2 slices it; numbers without a dimension are whole on every rank."""
     if tensor.ndim == 0:
-        return tensor.reshape(-1), (0, 1)
+        return tensor, False
     rows = -(-tensor.shape[0] // size)
-    first = min(rank * rows, tensor.shape[0])
-    local = tensor[first : first + rows]
-    row = tensor.shape[1:].numel()
-    return local.reshape(-1), (first * row, local.numel()) if local.numel() else (0, 0)
+    return tensor[min(rank * rows, len(tensor)) :][:rows], True
 
 
 def shares_of(named: dict[str, Tensor], size: int, wire: WireDtype) -> tuple[list[Tensor], Ranks]:
     manifest = Manifest.of(named.items(), bucket_bytes=BUCKET_BYTES, dtype=wire.of)
-    sliced = [[slice_of(t, rank, size) for t in named.values()] for rank in range(size)]
-    # As the ranks get them from one another.
-    extents = json.loads(json.dumps([[extent for _, extent in row] for row in sliced]))
-    flats = [
-        torch.zeros(WeightShard(rank, size).size_bytes(manifest), dtype=torch.uint8)
-        for rank in range(size)
-    ]
+    shares = [WeightShard(rank, size) for rank in range(size)]
+    flats = [torch.zeros(share.size_bytes(manifest), dtype=torch.uint8) for share in shares]
     ranks = Ranks(size)
 
     def work(rank: int) -> None:
-        exchange = ShareExchange(manifest, WeightShard(rank, size), extents)
-        exchange.fill(flats[rank], [local for local, _ in sliced[rank]], _of(ranks, rank))
+        stored = [slice_of(tensor, rank, size) for tensor in named.values()]
+        gather = lambda mine: ranks.all_gather(rank, mine)  # noqa: E731
+        fill_share(flats[rank], manifest, shares[rank], stored, gather, PART_BYTES)
 
     ranks.run(work)
     return flats, ranks
-
-
-def _of(ranks: Ranks, rank: int):  # type: ignore[no-untyped-def]
-    return lambda *arguments: ranks.all_to_all(rank, *arguments)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -125,7 +106,7 @@ def test_shares_are_the_buckets_of_the_whole(size: int, wire: WireDtype) -> None
             assert torch.equal(share.bucket(whole.manifest, flat, index), whole.bucket(index))
     assert sorted(held) == list(range(whole.manifest.buckets))
     assert sum(flat.numel() for flat in flats) == whole.manifest.total_bytes
-    assert ranks.largest <= 2 * BUCKET_BYTES + 64 * size
+    assert 0 < ranks.largest <= PART_BYTES
 
 
 def test_more_ranks_than_buckets_leave_some_with_nothing() -> None:
@@ -134,16 +115,3 @@ def test_more_ranks_than_buckets_leave_some_with_nothing() -> None:
     whole = WeightSnapshot.take(1, named.items(), bucket_bytes=BUCKET_BYTES)
     assert [flat.numel() for flat in flats] == [1000, 216, 0, 0, 0, 0, 0]
     assert torch.equal(torch.cat(flats), whole.flat)
-
-
-@pytest.mark.parametrize("extents", [[(0, 5), (6, 4)], [(0, 6), (5, 5)], [(0, 5), (5, 4)]])
-def test_slices_that_are_not_exactly_the_weight_are_refused(extents: list[Extent]) -> None:
-    manifest = Manifest.of([("w", torch.ones(10))], bucket_bytes=64)
-    with pytest.raises(ValueError, match="slices of w leave a gap or overlap"):
-        ShareExchange(manifest, WeightShard(0, 2), [[extent] for extent in extents])
-
-
-def test_buckets_that_cut_through_elements_are_refused() -> None:
-    manifest = Manifest.of([("w", torch.ones(10))], bucket_bytes=100)
-    with pytest.raises(ValueError, match="no multiple of 8"):
-        ShareExchange(manifest, WeightShard(), [[(0, 10)]])
