@@ -25,7 +25,7 @@ from paceline.errors import did_you_mean
 if TYPE_CHECKING:
     from paceline.config.sections.training import TrainConfig
 
-TERMS = ("kl_coef", "entropy_coef", "overlong_filter", "covariance")
+TERMS = ("kl_coef", "entropy_coef", "overlong_filter")
 """Settings of ``[train.loss]`` that add a term to the loss, or take tokens out of it."""
 
 
@@ -89,7 +89,6 @@ def _preference(
 
 
 _ADVANTAGES = frozenset({"advantage", "advantage_norm", "skip_zero_advantage"})
-_TOKENS = frozenset({"overlong_filter", "covariance"})
 _RATIO = frozenset(
     {
         *("surrogate", "importance_level", "clip_low", "clip_high", "dual_clip", "proximal"),
@@ -97,7 +96,7 @@ _RATIO = frozenset(
     }
 )
 _KL = frozenset({"kl_coef", "kl_estimator", "kl_in", "reference"})
-_SUPERVISED = _ADVANTAGES | _TOKENS | _RATIO | _KL | {"entropy_coef"}
+_SUPERVISED = _ADVANTAGES | _RATIO | _KL | {"overlong_filter", "entropy_coef"}
 
 # The importance weight is 1 on policy. Off policy it is truncated, and nothing is clipped.
 _REINFORCE = {"loss.surrogate": "weight", "loss.clip_low": 1.0, "loss.clip_high": 1.0}
@@ -137,13 +136,13 @@ BUILT_IN: dict[str, BuiltIn] = {
     "ppo": BuiltIn(
         "policy_worker.objectives.ppo:Ppo",
         PpoOptions,
-        ignores=_ADVANTAGES | _TOKENS | {"kl_estimator", "kl_in"},
+        ignores=_ADVANTAGES | {"overlong_filter", "kl_estimator", "kl_in"},
         critic=True,
     ),
     "distill": BuiltIn(
         "policy_worker.objectives.supervised:Distill",
         DistillOptions,
-        ignores=_ADVANTAGES | _TOKENS | {"entropy_coef"},
+        ignores=_ADVANTAGES | {"overlong_filter", "entropy_coef"},
         groups_of_one=True,
     ),
     "sft": BuiltIn(

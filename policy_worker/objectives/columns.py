@@ -44,7 +44,7 @@ class TokenScores:
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
-FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness", "chosen")
+FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness")
 
 
 class RowTokens(Protocol):
@@ -102,8 +102,6 @@ class TokenColumns(Generic[Array]):
     sequence_of: Array
     """The token's sequence, from 0 to sequences - 1."""
     sequences: int
-    chosen: Array | None = None
-    """1 for tokens that ``train.loss.covariance`` has chosen."""
     reference: Array | None = None
     """Log-prob under the reference model. Of a whole batch: only if a scorer computed it."""
     scored: Mapping[str, Array] = field(default_factory=dict)

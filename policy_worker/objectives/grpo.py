@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.sections.training import LossConfig
-from policy_worker.objectives.advantages import chosen_tokens, token_advantages
+from policy_worker.objectives.advantages import token_advantages
 from policy_worker.objectives.batch import StepTotals, TokenBatch
 from policy_worker.objectives.columns import TokenColumns, TokenScores
 from policy_worker.objectives.objective import Loss, Objective
@@ -44,11 +44,7 @@ class Grpo(Objective):
             # They still count in the totals: filtering gives the others no more weight.
             whole = ~np.repeat(batch.truncated, batch.length)
             columns = replace(columns, weight=columns.weight * whole.astype(np.float32))
-        if settings.covariance == "none":
-            return columns
-        return replace(
-            columns, chosen=chosen_tokens(batch, columns.advantage, columns.trained, settings)
-        )
+        return columns
 
     def contributing(
         self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
@@ -58,7 +54,7 @@ class Grpo(Objective):
         terms = settings.kl_coef or settings.entropy_coef or settings.router_aux_loss_coef
         if settings.overlong_filter:
             keep &= ~batch.truncated
-        if settings.skip_zero_advantage and not terms and settings.covariance != "kl":
+        if settings.skip_zero_advantage and not terms:
             starts = np.cumsum(batch.length) - batch.length
             keep &= np.logical_or.reduceat(columns.advantage != 0, starts)
         return keep
@@ -109,15 +105,9 @@ def grpo_loss(
         objective, measured = _clipped(r, advantage, config)
     if truncated is not None:
         objective = objective * truncated
-    if columns.chosen is not None and config.covariance == "clip":
-        objective = objective * (1.0 - columns.chosen)
     keep = ratio_mask(before, columns, config)
     weight = columns.weight if keep is None else columns.weight * keep
     total = -(objective * weight).sum()
-    if columns.chosen is not None and config.covariance == "kl":
-        # KL(policy that sampled || policy): tokens are samples of the first.
-        kl = token_kl(columns.behaviour, logprobs, "k3") * columns.chosen
-        total = total + config.covariance_kl_coef * (kl * columns.weight).sum()
     if entropy is not None:
         total = total - config.entropy_coef * (entropy * columns.weight).sum()
     if columns.reference is not None:

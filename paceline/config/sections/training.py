@@ -115,16 +115,6 @@ class LossConfig(Section):
     """Weight of the load-balancing loss of a mixture of experts. 0: none; 0.001 is common."""
     overlong_filter: bool = False
     """Completions cut at the length limit give no gradient, but count in the advantages (DAPO)."""
-    covariance: Literal["none", "clip", "kl"] = "none"
-    """Keeps entropy from collapsing by the tokens whose log-prob and advantage vary together most.
-    clip: a random covariance_share of those in covariance_range has no gradient (Clip-Cov). kl: the
-    covariance_share with the largest has a KL term (KL-Cov)."""
-    covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
-    """Share of the trained tokens that covariance chooses, group by group."""
-    covariance_range: tuple[float, float] = (1.0, 5.0)
-    """Range of covariances from which covariance = "clip" chooses."""
-    covariance_kl_coef: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the KL term of covariance = "kl"."""
     reference: Annotated[str, Field(pattern=r"^(model|scorer:\w+)$")] = "model"
     """Reference of the KL term. model: the trainer loads reference_path. scorer:NAME: a scorer of
     kind logprobs, and no trainer holds it."""
@@ -134,7 +124,7 @@ class LossConfig(Section):
     """Skip sequences of zero advantage, if there is no KL term. The gradient is the same; entropy,
     ratio and log-prob gap are measured over the others."""
 
-    @field_validator("mask_ratio_token", "mask_ratio_sequence", "covariance_range")
+    @field_validator("mask_ratio_token", "mask_ratio_sequence")
     @classmethod
     def _ordered(
         cls, bounds: tuple[float, float] | None, info: ValidationInfo

@@ -17,13 +17,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from paceline.config.objectives import FAMILY
-from paceline.config.sections.training import LossConfig, TrainConfig
-from policy_worker.objectives.advantages import EPSILON, advantages_of, chosen_tokens
+from paceline.config.sections.training import TrainConfig
+from policy_worker.objectives.advantages import EPSILON, advantages_of
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.objectives.columns import TokenColumns, token_weights
 from policy_worker.objectives.grpo import grpo_loss
-from policy_worker.rows.group_reading import decode
-from tests.fixtures.policy_models import make_config, make_group
+from tests.fixtures.policy_models import make_config
 
 TRL: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "policy_losses_of_trl_1_16.json").read_text()
@@ -146,79 +145,6 @@ def test_advantages_by_name(name: str, expected: Any) -> None:
     """Groups of three, two with a tie, and one alone."""
     found = advantages_of(REWARD, SIZES, totals(), TrainConfig(algorithm=name).loss)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
-def covariance_batch() -> Any:
-    logprobs = [[-0.1, -3.0, -1.0], [-2.5, -0.2]]
-    group = make_group("t0", [1], [[2, 3, 4], [5, 6]], [1.0, 0.0], logprobs=logprobs)
-    return decode([group]), np.array([2.0, 2.0, 2.0, -3.0, -3.0], np.float32)
-
-
-def test_tokens_of_the_largest_covariance_in_its_range_are_chosen_and_no_untrained_ones() -> None:
-    batch, advantage = covariance_batch()
-    centred = (batch.behaviour - batch.behaviour.mean()) * (advantage - advantage.mean())
-    trained = np.ones(5, np.float32)
-    loss = LossConfig(covariance="kl", covariance_share=0.4)
-    chosen = chosen_tokens(batch, advantage, trained, loss)
-    assert chosen.sum() == 2 and set(np.flatnonzero(chosen)) == set(np.argsort(-centred)[:2])
-    assert not chosen_tokens(batch, np.zeros(5, np.float32), trained, loss).any(), "equal rewards"
-    loss = LossConfig(covariance="clip", covariance_share=1.0, covariance_range=(0.5, 100.0))
-    everything = chosen_tokens(batch, advantage, trained, loss)
-    assert (everything == (centred >= 0.5)).all() and 0 < everything.sum() < 5
-    first = int(np.flatnonzero(everything)[0])
-    trained[first] = 0
-    assert chosen_tokens(batch, advantage, trained, loss)[first] == 0
-
-
-@pytest.mark.parametrize(
-    ("logprobs", "share"),
-    [([[-1, -1, -1], [-2, -2, -2]], 1 / 6), ([[-0.1, -3.0, -1.0], [-2.5, -0.2, -1.0]], 0.1)],
-)
-def test_a_small_share_is_right_over_many_groups_and_prefers_no_equal_place(
-    logprobs: list[list[float]], share: float
-) -> None:
-    groups = [
-        make_group(f"t{n}", [1], [[n, 2, 3], [4, 5, n]], [1.0, 0.0], logprobs=logprobs)
-        for n in range(400)
-    ]
-    advantage = np.tile(np.array([1, 1, 1, -1, -1, -1], np.float32), 400)
-    loss = LossConfig(covariance="kl", covariance_share=share)
-    chosen = chosen_tokens(decode(groups), advantage, np.ones(2400, np.float32), loss)
-    assert chosen.mean() == pytest.approx(share, abs=0.02)
-    if share == 1 / 6:
-        by_place = chosen.reshape(400, 6).mean(0)
-        assert by_place.max() < 0.3, by_place
-
-
-def chosen_gradient(covariance: str) -> tuple[Tensor, Tensor]:
-    config = make_config(train={"covariance": covariance, "covariance_kl_coef": 0.5})
-    plain = columns_of(config)
-    chosen = torch.zeros(len(plain.weight))
-    chosen[3] = 1.0
-    gradients = []
-    for extra in ({}, {"chosen": chosen}):
-        logprobs = flat("logprobs").requires_grad_()
-        fields = {n: getattr(plain, n) for n in plain.__dataclass_fields__ if n != "chosen"}
-        grpo_loss(logprobs, TokenColumns(**fields, **extra), config.train.loss).total.backward()
-        gradients.append(logprobs.grad)
-    return gradients[0], gradients[1]
-
-
-def test_clip_cov_takes_the_gradient_of_a_chosen_token_and_no_other() -> None:
-    without, with_it = chosen_gradient("clip")
-    assert with_it[3] == 0 and without[3] != 0
-    without[3] = 0
-    torch.testing.assert_close(with_it, without)
-
-
-def test_kl_cov_adds_a_kl_to_the_policy_that_sampled_at_a_chosen_token_and_no_other() -> None:
-    without, with_it = chosen_gradient("kl")
-    change = with_it - without
-    x = flat("old")[3] - flat("logprobs")[3]
-    weight = columns_of(make_config()).weight[3]
-    assert change[3].item() == pytest.approx((0.5 * ((-x).exp() - 1) * weight).item(), abs=1e-6)
-    change[3] = 0
-    assert (change == 0).all()
 
 
 @pytest.mark.parametrize("name", sorted(FAMILY))

@@ -29,7 +29,6 @@ OTHER: dict[str, dict[str, Any]] = {
     "kl_in": {"kl_coef": 0.1, "kl_in": "reward"},
     "entropy_coef": {"entropy_coef": 0.1},
     "overlong_filter": {"overlong_filter": True},
-    "covariance": {"covariance": "clip", "covariance_share": 0.9, "covariance_range": (-9.0, 9.0)},
 }
 UNSEEN = {("grpo", "skip_zero_advantage"), ("distill", "clip_high")}
 """It leaves out what adds nothing; and the toy's teacher finds every token less likely than the

@@ -54,8 +54,6 @@ SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("grpo", {}, {"entropy_coef": 0.01, "aggregation": "sequence_sum"}),
     ("grpo", {}, {"kl_coef": 0.1, "kl_in": "reward"}),
-    ("grpo", {}, {"covariance": "clip", "covariance_share": 0.3, "covariance_range": [0.0, 5.0]}),
-    ("grpo", {}, {"covariance": "kl", "covariance_share": 0.3}),
     ("distill", {}, {"aggregation": "sequence_mean", "proximal": "trainer"}),
     ("ppo", {"kl_controller": "adaptive", "whiten_rewards": True}, {"kl_coef": 0.1}),
     (
