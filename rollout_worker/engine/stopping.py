@@ -1,8 +1,6 @@
-"""Stop strings, found without decoding every token of every row. A table over the vocabulary marks
-the tokens that may end a stop string. Only rows that drew such a token are decoded, and only their
-tail."""
+"""Stop strings, found without decoding every row at every token: only the tail of rows that drew a
+token which may end one is decoded."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,45 +12,21 @@ Decode = Callable[[Sequence[int]], str]  # Token ids to text, special tokens kep
 
 @dataclass(eq=False)
 class TokenTexts:
-    """Characters of each token, for all stop strings of an engine. Every token of the vocabulary is
-    decoded once, which takes seconds for a large vocabulary."""
+    """Texts of single tokens, for all stop strings of an engine; each is decoded once."""
 
     decode: Decode
     vocabulary: int
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _unclear: NDArray[np.int32] | None = None
-    """Tokens whose text alone is empty or contains part of a character."""
-    _having: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    _known: dict[int, str] = field(default_factory=dict)
 
-    def build(self) -> None:
-        """Idempotent."""
-        with self._lock:
-            if self._unclear is not None:
-                return
-            unclear: list[int] = []
-            having: dict[str, list[int]] = {}
-            for token in range(self.vocabulary):
-                text = self.decode([token])
-                if not text or "\ufffd" in text:
-                    unclear.append(token)
-                for character in set(text):
-                    having.setdefault(character, []).append(token)
-            self._having = {c: np.array(tokens, np.int32) for c, tokens in having.items()}
-            self._unclear = np.array(unclear, np.int32)
-
-    def may_end(self, stops: tuple[str, ...]) -> NDArray[np.bool_]:
-        """bool [vocabulary]: tokens that may end one of these stop strings. Their text contains the
-        string's last character, or is unclear."""
-        self.build()
-        searched = {stop[-1] for stop in stops}
+    def may_end(self, token: int, stops: tuple[str, ...]) -> bool:
+        """True if ``token`` may end one of the stop strings: its text has the string's last
+        character, or its text alone is empty or has part of a character."""
+        if (text := self._known.get(token)) is None:
+            text = self._known[token] = self.decode([token])
+        if not text or "\ufffd" in text:
+            return True
         # Some tokenizers strip the space of a lone token.
-        if any(character.isspace() for character in searched):
-            return np.ones(self.vocabulary, dtype=bool)
-        table = np.zeros(self.vocabulary, dtype=bool)
-        table[self._unclear] = True
-        for character in searched & self._having.keys():
-            table[self._having[character]] = True
-        return table
+        return any(stop[-1] in text or stop[-1].isspace() for stop in stops)
 
 
 def ended_by(stops: tuple[str, ...], tokens: NDArray[np.int32], decode: Decode) -> str | None:

@@ -14,10 +14,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,22 +73,14 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Swap:
-    version: int
-    parts: list[ParameterPart]
-    future: asyncio.Future[float]
+class _Call:
+    """Work for the engine's thread between two steps."""
+
+    work: Callable[[], Any]
+    future: asyncio.Future[Any]
 
 
-@dataclass(slots=True)
-class _Park:
-    """The end (``parks``) or the beginning of this engine's turn at its device."""
-
-    parks: bool
-    future: asyncio.Future[None]
-
-
-_Message = Request | str | _Swap | _Park | None
-_Result = TypeVar("_Result")
+_Message = Request | str | _Call | None
 
 
 class TransformersEngine(Engine):
@@ -164,24 +157,25 @@ class TransformersEngine(Engine):
 
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         parts = self._table.parts(tensors)
-        future: asyncio.Future[float] = self._loop.create_future()
-        return await self._answer(future, _Swap(version, parts, future))
+        pause: float = await self._between_steps(partial(self._swap, version, parts))
+        return pause
 
     async def park(self) -> None:
         for request_id in self._pending:
             self.abort(request_id)
-        future: asyncio.Future[None] = self._loop.create_future()
-        await self._answer(future, _Park(True, future))
+        await self._between_steps(self._park)
 
     async def unpark(self) -> None:
-        future: asyncio.Future[None] = self._loop.create_future()
-        await self._answer(future, _Park(False, future))
+        await self._between_steps(self._parked.unpark)
 
-    async def _answer(self, future: asyncio.Future[_Result], message: _Swap | _Park) -> _Result:
+    async def _between_steps(self, work: Callable[[], Any]) -> Any:
+        """The result of ``work`` on the engine's thread, which ends if it raises anything but
+        ParametersDiffer."""
         if self._closed:
             raise self._closed_error()
+        future = self._loop.create_future()
         self._loading.add(future)
-        self._inbox.put(message)
+        self._inbox.put(_Call(work, future))
         try:
             return await future
         finally:
@@ -249,9 +243,6 @@ class TransformersEngine(Engine):
                 f"lower rollout.max_context"
             )
         texts = TokenTexts(self._tokenizer.decode_all, vocabulary)
-        if self._config.rollout.stop or self._config.rollout.environment:
-            # Now, while no request waits for a token.
-            texts.build()
         rollout = self._config.rollout
         # A graph would note the experts of the step in which it was captured.
         if shape.device.type == "cuda" and rollout.cuda_graphs and not rollout.router_replay:
@@ -318,11 +309,9 @@ class TransformersEngine(Engine):
             match message:
                 case Request():
                     ended += self._scheduler.add(message)
-                case _Swap():
-                    self._swap(message)
-                case _Park():
+                case _Call():
                     cut += self._scheduler.remove(aborts)
-                    self._park(message)
+                    self._do(message)
                 case str():
                     aborts.add(message)
                 case None:
@@ -348,38 +337,41 @@ class TransformersEngine(Engine):
         while not self._inbox.empty():
             yield self._inbox.get()
 
-    def _swap(self, swap: _Swap) -> None:
+    def _do(self, call: _Call) -> None:
+        outcome: Any
+        try:
+            outcome = call.work()
+        except ParametersDiffer as error:
+            outcome = error
+        self._loop.call_soon_threadsafe(_settle, call.future, outcome)
+
+    def _swap(self, version: int, parts: list[ParameterPart]) -> float:
+        """The seconds that generation was paused. Raises ParametersDiffer."""
         started = time.monotonic()
-        copy_parts(swap.parts)
+        copy_parts(parts)
         wrong: list[str] = []
         if every := self._verify_every:
             complete = self._swaps % every == 0 or not self._trusted
-            wrong = differing(swap.parts, complete=complete)
+            wrong = differing(parts, complete=complete)
         self._trusted = not wrong
-        self._version = -1 if wrong else swap.version
+        self._version = -1 if wrong else version
         if wrong:
-            failure = ParametersDiffer.of(swap.version, wrong)
-            self._loop.call_soon_threadsafe(_settle, swap.future, failure)
-            return
-        self._scheduler.set_version(swap.version)
+            raise ParametersDiffer.of(version, wrong)
+        self._scheduler.set_version(version)
         if self._decoder.shape.device.type == "cuda":
             # Weights of the next version may be under way on other streams.
             torch.cuda.current_stream(self._decoder.shape.device).synchronize()
         pause = time.monotonic() - started
         self._swap_s += pause
         self._swaps += 1
-        self._loop.call_soon_threadsafe(_settle, swap.future, pause)
+        return pause
 
-    def _park(self, switch: _Park) -> None:
-        if switch.parks:
-            # What is in the memory afterwards are the weights of no version.
-            self._trusted, self._version = False, -1
-            self._scheduler.drop_cache()
-            self._parked.copy([], constant=self._base)  # nobody sends it
-            self._parked.park(self._weights)
-        else:
-            self._parked.unpark()
-        self._loop.call_soon_threadsafe(_settle, switch.future, None)
+    def _park(self) -> None:
+        # What is in the memory afterwards are the weights of no version.
+        self._trusted, self._version = False, -1
+        self._scheduler.drop_cache()
+        self._parked.copy([], constant=self._base)  # nobody sends it
+        self._parked.park(self._weights)
 
     # ---- back in the event loop
 

@@ -7,7 +7,6 @@ step:  decode one token of every row ──► finished rows leave, the last row
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -23,9 +22,6 @@ from rollout_worker.engine.transformers.step_graphs import NewGraph, StepGraphs
 
 _PREFILL_TOKENS = 16384
 """Padded tokens of one prefill forward; bounds its memory and how long decoding waits for it."""
-_STOPS = 64
-"""Cached sets of stop strings, each of one byte per token of the vocabulary. Environments and their
-clients may use new ones with every turn."""
 
 
 class Scheduler:
@@ -53,7 +49,6 @@ class Scheduler:
         self._ends = np.zeros(texts.vocabulary, dtype=bool)
         self._ends[[token for token in end_tokens if token < texts.vocabulary]] = True
         self._texts = texts
-        self._may_end = lru_cache(_STOPS)(texts.may_end)
         self.tokens = 0
 
     def add(self, request: Request) -> list[Ended]:
@@ -154,7 +149,7 @@ class Scheduler:
         for i in np.flatnonzero(has_stops & ~stopped & ~broken).tolist():
             row = rows.start + i
             given = batch.owners[row].request.params.stop
-            if not self._may_end(given)[tokens[i]]:
+            if not self._texts.may_end(int(tokens[i]), given):
                 continue
             if (stop := ended_by(given, batch.tokens(row), self._texts.decode)) is not None:
                 stops[i], stopped[i] = stop, True

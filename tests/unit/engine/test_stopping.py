@@ -15,7 +15,8 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def may_end(*stops: str) -> list[bool]:
-    return TokenTexts(decode, len(PIECES)).may_end(stops).tolist()
+    texts = TokenTexts(decode, len(PIECES))
+    return [texts.may_end(token, stops) for token in range(len(PIECES))]
 
 
 def test_a_stop_string_over_several_tokens_is_found_when_its_last_token_comes() -> None:
