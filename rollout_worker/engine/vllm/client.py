@@ -9,10 +9,10 @@ that Paceline sets is refused, with the name of the field that sets it.
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -156,7 +156,6 @@ def cache_bytes(config: Config, model: PretrainedConfig, context: int, dtype: st
     return int(max(min(wanted, free), token * 128 * (blocks + 1)))
 
 
-_T = TypeVar("_T")
 _DEAD_S = 0.5  # Interval of checks that the engine's process is alive. Seconds.
 _CLOSE_S = 1.0
 """Time for vLLM's processes to end by themselves: they have nothing to save. Seconds."""
@@ -223,28 +222,24 @@ class VLLMClient:
         return result
 
     async def call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Awaits a call of vLLM. Raises EngineError."""
+        """Awaits a call of vLLM. Raises EngineError, also once vLLM has ended: it may never answer
+        then."""
+        asked, dead = asyncio.ensure_future(work), asyncio.ensure_future(self.until_dead())
         try:
-            return await self.unless_dead(work)
+            await asyncio.wait({asked, dead}, return_when=asyncio.FIRST_COMPLETED)
+            return await (asked if asked.done() else dead)
         except Exception as error:
             raise self.error(error) from error
+        finally:
+            for future in asked, dead:
+                future.cancel()
+            await asyncio.gather(asked, dead, return_exceptions=True)
 
     async def until_dead(self) -> None:
         """Raises EngineDied once vLLM's engine process has ended by itself; never returns."""
         while self.llm is None or not internals.is_dead(self.llm):  # noqa: ASYNC110
             await asyncio.sleep(_DEAD_S)
         raise EngineDied(_DEAD)
-
-    async def unless_dead(self, work: Awaitable[_T]) -> _T:
-        """Result of ``work``. Raises EngineError once vLLM has ended: it may never answer then."""
-        asked, dead = asyncio.ensure_future(work), asyncio.ensure_future(self.until_dead())
-        try:
-            await asyncio.wait({asked, dead}, return_when=asyncio.FIRST_COMPLETED)
-            return await (asked if asked.done() else dead)  # type: ignore[return-value]
-        finally:
-            for future in asked, dead:
-                future.cancel()
-            await asyncio.gather(asked, dead, return_exceptions=True)
 
     def error(self, error: Exception) -> EngineError:
         if isinstance(error, EngineError):

@@ -44,6 +44,7 @@ from rollout_worker.engine.vllm.client import VLLMClient
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
+_COUNT_S = 0.01  # Interval between two counts of tokens
 
 
 @dataclass(slots=True)
@@ -86,7 +87,9 @@ class Generation:
         self._heal, self._finished = heal, finished
         self._groups: dict[str, GroupRequest] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._progress: ProgressReporter | None = None
+        self._every = 0
+        self._report: OnPartial = lambda request, completions: None
+        self._counting = False  # Running requests are being counted
         self._numbers = itertools.count(1)
         self._tokens = self._samples = 0
         self._idle_s = 0.0
@@ -117,8 +120,9 @@ class Generation:
         if self._idle_since is not None:
             self._idle_s += time.monotonic() - self._idle_since
             self._idle_since = None
-        if self._progress is not None:
-            self._spawn(self._progress.watch())
+        if self._every and not self._counting:
+            self._counting = True
+            self._spawn(self._count())
         try:
             completions = await all_or_none(self._complete(group, i) for i in range(request.count))
         finally:
@@ -233,10 +237,41 @@ class Generation:
         return self._client.call(self._client.llm.abort(names))
 
     def watch(self, every: int, report: OnPartial) -> None:
-        if every:
-            self._progress = ProgressReporter(
-                self._groups, self._client, self._tokenizer.decode_all, every, report
-            )
+        self._every, self._report = every, report
+
+    async def _count(self) -> None:
+        """Counts tokens and reports requests until none runs."""
+        try:
+            while self._groups and self._client.llm is not None:
+                live = {internals.name_of(s): s for s in internals.states(self._client.llm)}
+                for group in self._groups.values():
+                    self._report_if_due(group, live)
+                await asyncio.sleep(_COUNT_S)
+        finally:
+            self._counting = False
+
+    def _report_if_due(self, group: GroupRequest, live: Mapping[str, Any]) -> None:
+        counts = {
+            index: token_count(prefix) + internals.tokens_so_far(live[name])
+            for index, (name, prefix) in group.running.items()
+            if name in live
+        }
+        if all(count - group.reported[index] < self._every for index, count in counts.items()):
+            return
+        request = group.request
+        so_far = [group.done.get(i, request.prefix(i)) for i in range(request.count)]
+        try:
+            for index in counts:
+                name, prefix = group.running[index]
+                output = internals.so_far(live[name])
+                so_far[index] = join(
+                    prefix, output, request.params.stop, self._tokenizer.decode_all
+                )
+        except GenerationFailed:
+            # The request itself is about to fail with it.
+            return
+        group.reported |= counts
+        self._report(request, tuple(so_far))
 
     def stats(self) -> EngineStats:
         """Without swaps."""
@@ -316,51 +351,3 @@ def _cut(
                 found,
             )
     return completion
-
-
-_COUNT_S = 0.01  # Interval between two counts of tokens
-
-
-@dataclass
-class ProgressReporter:
-    groups: Mapping[str, GroupRequest]  # The running ones, by request id; the engine changes it
-    client: VLLMClient
-    decode_text: Decode
-    every: int
-    report: OnPartial
-    _watching: bool = False
-
-    async def watch(self) -> None:
-        """Counts tokens and reports requests until none runs. A second call returns at once."""
-        if self._watching:
-            return
-        self._watching = True
-        try:
-            while self.groups and self.client.llm is not None:
-                live = {internals.name_of(s): s for s in internals.states(self.client.llm)}
-                for group in self.groups.values():
-                    self._report_if_due(group, live)
-                await asyncio.sleep(_COUNT_S)
-        finally:
-            self._watching = False
-
-    def _report_if_due(self, group: GroupRequest, live: Mapping[str, Any]) -> None:
-        counts = {
-            index: token_count(prefix) + internals.tokens_so_far(live[name])
-            for index, (name, prefix) in group.running.items()
-            if name in live
-        }
-        if all(count - group.reported[index] < self.every for index, count in counts.items()):
-            return
-        request = group.request
-        so_far = [group.done.get(i, request.prefix(i)) for i in range(request.count)]
-        try:
-            for index in counts:
-                name, prefix = group.running[index]
-                output = internals.so_far(live[name])
-                so_far[index] = join(prefix, output, request.params.stop, self.decode_text)
-        except GenerationFailed:
-            # The request itself is about to fail with it.
-            return
-        group.reported |= counts
-        self.report(request, tuple(so_far))

@@ -18,6 +18,7 @@ import itertools
 import json
 import mmap
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -105,40 +106,22 @@ def read(description: str) -> dict[str, Tensor]:
 
 
 _STAGE_S = 600.0  # Longest wait for the ranks. Seconds.
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.005, 0.2  # Interval of questions: each comes between two steps
 
 
 async def stage(client: VLLMClient, weights: SharedWeights) -> None:
     """Returns once every rank has staged the weights. Raises SwapFailed, and then no rank keeps
     them; EngineError if the engine has ended."""
-    loop = asyncio.get_running_loop()
-    missing, errors = set(range(client.spec.ranks)), list[str]()
-    done: asyncio.Future[None] = loop.create_future()
-    # It has no name in any file system: ranks open it by this process's descriptor.
-    answers, write_end = os.pipe2(os.O_CLOEXEC)
-
-    def read_answers() -> None:
-        # Lines are whole: a rank writes its line at once, and it is short.
-        for line in os.read(answers, 1 << 16).splitlines():
-            answer = json.loads(line)
-            missing.discard(answer["rank"])
-            if answer["error"]:
-                errors.append(f"rank {answer['rank']}: {answer['error']}")
-        if not missing and not done.done():
-            done.set_result(None)
-
-    loop.add_reader(answers, read_answers)
-    pipe = f"/proc/{os.getpid()}/fd/{write_end}", os.fstat(write_end).st_ino
-    try:
-        await client.ranks("paceline_stage", weights.key, weights.description, *pipe)
-        async with asyncio.timeout(_STAGE_S):
-            await client.unless_dead(done)
-    except TimeoutError:
-        errors.append(f"ranks {sorted(missing)} did not answer")
-    finally:
-        loop.remove_reader(answers)
-        os.close(write_end)
-        os.close(answers)
-    if errors:
+    await client.ranks("paceline_stage", weights.key, weights.description)
+    end, pause_s = time.monotonic() + _STAGE_S, _FIRST_LOOK_S
+    while None in (found := await client.ranks("paceline_staged", weights.key)):
+        if time.monotonic() > end:
+            missing = [rank for rank, error in enumerate(found) if error is None]
+            found = [f"ranks {missing} did not answer"]
+            break
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _LAST_LOOK_S)
+    if errors := list(filter(None, found)):
         await client.ranks("paceline_drop", weights.key)
         raise SwapFailed(f"weights {weights.version} not staged: {errors[0]}")
 

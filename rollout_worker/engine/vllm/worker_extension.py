@@ -1,7 +1,8 @@
 """Weight staging and swaps on a vLLM rank. Mixed into vLLM's worker class
 (``worker_extension_cls``) and called through ``collective_rpc``.
 
-    paceline_stage ──► own thread: map, check, copy this rank's slices ──► result through a pipe
+    paceline_stage ──► own thread: map, check, copy this rank's slices
+    paceline_staged ──► what became of it, when it is over
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM, or into the
                        slots of adapters
     paceline_check ──► the weights that the parameters, or the slots, differ from, after a swap
@@ -18,12 +19,9 @@ Each transfer has its own key: a version may come twice.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,19 +40,13 @@ class PacelineRank:
     """Attributes of vLLM's worker used here: rank, device, model_config, vllm_config,
     model_runner."""
 
-    def paceline_stage(self: Any, key: int, description: str, path: str, inode: int) -> None:
-        """Returns at once. ``path``: the engine's pipe for the answer, ``inode``: its number."""
-        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        if os.fstat(pipe).st_ino != inode:
-            # The engine has given up, and has another file there.
-            os.close(pipe)
-            return
+    def paceline_stage(self: Any, key: int, description: str) -> None:
+        """Returns at once; see paceline_staged()."""
         weights = self._paceline_weights
         weights.wanted.add(key)
 
         def stage() -> None:
-            error = ""
-            # Caught and sent: the engine must not wait for an answer that never comes.
+            # Caught and kept: the engine must not wait for an answer that never comes.
             try:
                 staged = RankWeights(read(description))
                 if self.paceline_stages_apart():
@@ -68,13 +60,14 @@ class PacelineRank:
                     if key in weights.wanted:
                         weights.staged[key] = staged
             except Exception as problem:
-                error = f"{type(problem).__name__}: {problem}"
-            answer = json.dumps({"rank": self.rank, "error": error[:500]})
-            with suppress(BrokenPipeError):  # The engine may have given up
-                os.write(pipe, f"{answer}\n".encode())
-            os.close(pipe)
+                weights.failed[key] = f"rank {self.rank}: {type(problem).__name__}: {problem}"[:500]
 
         threading.Thread(target=stage, name="stage-weights", daemon=True).start()
+
+    def paceline_staged(self: Any, key: int) -> str | None:
+        """None while the weights are being staged; then the error, empty after success."""
+        weights = self._paceline_weights
+        return "" if key in weights.staged else weights.failed.get(key)
 
     def paceline_stages_apart(self: Any) -> bool:
         """Its device has memory of its own."""
@@ -211,6 +204,7 @@ class PacelineRank:
         with weights.lock:
             weights.wanted.discard(key)
             weights.staged.pop(key, None)
+            weights.failed.pop(key, None)
 
     def paceline_scrub(self: Any) -> None:
         """Empties the key-value cache. No sequence may be using it."""
@@ -227,6 +221,8 @@ class _Weights:
     lock: threading.Lock = field(default_factory=threading.Lock)  # Guards ``wanted`` and ``staged``
     wanted: set[int] = field(default_factory=set)
     staged: dict[int, RankWeights] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    """The error of each transfer that could not be staged."""
     notes: Readback = field(init=False)
     """Copies of the newest swap that records copies, until they are compared."""
     quantised: QuantisedLayers = field(init=False)
