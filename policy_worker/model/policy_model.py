@@ -13,7 +13,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-from paceline.config.schema import Config
 from paceline.config.sections.inputs import ModelConfig
 from paceline.errors import BadInput
 from paceline.lora import attach
@@ -31,50 +30,31 @@ from policy_worker.model.heads import (
 )
 from policy_worker.model.precision import cast_frozen
 from policy_worker.model.row_layers import tell_layers
-from policy_worker.objectives.objective import Part
 
 
 class ModelError(BadInput):
     """A model that cannot be read or trained. The message names the field and the remedy."""
 
 
-def load_part(
-    part: Part,
-    config: Config,
-    device: torch.device,
+def empty_model(
+    path: str,
+    config: ModelConfig,
     *,
+    head: str = "lm",
     trainable: bool = True,
     frozen: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """The model of ``part``, ready for packed rows; see load_model(). Raises ModelError."""
-    return load_model(
-        part.path or config.model.path,
-        config.model,
-        device,
-        head=part.head,
-        field=(part.path and part.field) or "model.path",
-        trainable=trainable,
-        frozen=frozen,
-    )
-
-
-def empty_part(
-    part: Part, config: Config, *, trainable: bool = True, frozen: torch.dtype = torch.float32
-) -> nn.Module:
-    """The model of load_part(), with parameters on torch's meta device, without memory or values;
+    """The model of load_model(), with parameters on torch's meta device, without memory or values;
     buffers have both. Raises ModelError, and whatever the model's own code raises if it cannot be
     made so."""
-    lm = part.head == "lm"
-    stored = AutoConfig.from_pretrained(
-        part.path or config.model.path,
-        trust_remote_code=config.model.trust_remote_code,
-        **({} if lm else {"num_labels": 1}),
-    )
+    lm = head == "lm"
+    labels = {} if lm else {"num_labels": 1}
+    stored = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code, **labels)
     make = AutoModelForCausalLM if lm else AutoModelForSequenceClassification
     with _parameters_on_meta(), _quiet():
-        model = make.from_config(stored, **_reading(config.model))
+        model = make.from_config(stored, **_reading(config))
     (make_scorer if lm else make_value_head)(model)
-    return _prepared(model, config.model, None, trainable=trainable, frozen=frozen)
+    return _prepared(model, config, None, trainable=trainable, frozen=frozen)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import event, first_line
 from policy_worker.model.heads import HEAD
 from policy_worker.model.host_weights import buffers_to, keep_on_host
-from policy_worker.model.policy_model import ModelError, empty_part, load_part
+from policy_worker.model.policy_model import ModelError, empty_model, load_model
 from policy_worker.model.precision import in_bfloat16
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_tensor
 from policy_worker.objectives.load import load_objective
@@ -59,12 +59,7 @@ _MIXED = MixedPrecisionPolicy(
 )
 
 
-def load_sharded_state(
-    config: Config,
-    replica: Replica,
-    device: torch.device,
-    on_progress: Callable[[], None] = lambda: None,
-) -> TrainState:
+def load_sharded_state(config: Config, replica: Replica, device: torch.device) -> TrainState:
     """The initial state of one rank of a replica: the weights of the objective's parts, zero
     optimizer state, step 0, version NO_VERSION. Collective in its first use, not in loading. Each
     rank reads its slices of the weights (sliced_weights). Raises ModelError if a model cannot be
@@ -79,7 +74,7 @@ def load_sharded_state(
                 f"({why}): name a model with the tokenizer of model.path"
             )
     parts = {
-        part.name: load_sharded(part, config, replica, device, on_progress, trainable=True)
+        part.name: load_sharded(part, config, replica, device, trainable=True)
         for part in objective.trains
     }
     scales = {part.name: part.lr_scale for part in objective.trains}
@@ -107,13 +102,13 @@ def load_again(
             _begin_adapters(part, weights, config)
             if config.model.lora is not None and part.head == "lm":
                 continue  # nothing has changed its base
-            path = part.path or config.model.path
+            path, _ = _source(part, config)
             stored = SlicedWeights.of(path, model, scalar=part.head == "scalar")
             if stored is not None:
                 stored.fill(weights, on_progress)
                 continue
             place = HOST if replica.mesh is None else device
-            fresh = _load_slices(part, config, replica, place, on_progress, trainable=True)
+            fresh = _load_slices(part, config, replica, place, on_progress)
             found = tensors_of(fresh)
             for name, weight in weights.items():
                 local_tensor(weight).copy_(local_tensor(found[name]))
@@ -125,20 +120,13 @@ def load_again(
 
 
 def load_sharded(
-    part: Part,
-    config: Config,
-    replica: Replica,
-    device: torch.device,
-    on_progress: Callable[[], None] = lambda: None,
-    *,
-    trainable: bool,
+    part: Part, config: Config, replica: Replica, device: torch.device, *, trainable: bool
 ) -> nn.Module:
     """The model of ``part``; of a replica with several ranks, this rank's slices. Raises
     ModelError, also if it cannot be trained on packed rows. With train.memory.offload_frozen the
     weights of a part that is not trainable are in host memory, and come to ``device`` for their
     pass."""
-    path = part.path or config.model.path
-    field = (part.field or part.name) if part.path else "model.path"
+    path, field = _source(part, config)
     # Rows fit model.path: another part may take fewer tokens.
     longest = min(config.longest_sequence, positions(config.model.path) or 0)
     limit = positions(path)
@@ -147,7 +135,7 @@ def load_sharded(
             f"{field} = {path!r} takes {limit} tokens, and sequences of this run have up to "
             f"{longest}: name a model that takes as many, or set rollout.max_context = {limit}"
         )
-    model = _load_slices(part, config, replica, device, on_progress, trainable=trainable)
+    model = _load_slices(part, config, replica, device, trainable=trainable)
     half = compute_dtype(config.model, device.type) == "bfloat16"
     tried = partial(probe, model, part.head, device, longest=config.longest_sequence)
     try:
@@ -163,22 +151,32 @@ def load_sharded(
     return model
 
 
+def _source(part: Part, config: Config) -> tuple[str, str]:
+    """Path of the model of ``part``, and the setting that gives it."""
+    if part.path:
+        return part.path, part.field or part.name
+    return config.model.path, "model.path"
+
+
 def _load_slices(
     part: Part,
     config: Config,
     replica: Replica,
     device: torch.device,
-    on_progress: Callable[[], None],
+    on_progress: Callable[[], None] = lambda: None,
     *,
-    trainable: bool,
+    trainable: bool = True,
 ) -> nn.Module:
     on_host = config.train.memory.offload_frozen and not trainable
     place = HOST if on_host else device
     dtype = compute_dtype(config.model, device.type)
-    given: dict[str, Any] = {"trainable": trainable, "frozen": getattr(torch, dtype)}
+    path, field = _source(part, config)
+    kind: dict[str, Any] = {"head": part.head, "trainable": trainable}
+    kind["frozen"] = getattr(torch, dtype)
+    load = partial(load_model, path, config.model, field=field)
     adapted = trainable and config.model.lora is not None
     if replica.mesh is None and not adapted:
-        model = load_part(part, config, place, **given)
+        model = load(place, **kind)
         if on_host:
             keep_on_host(model, blocks_of(model), device)
         return model
@@ -190,9 +188,8 @@ def _load_slices(
         reshard_after_forward=config.train.memory.reshard_after_forward or not trainable,
         offload=CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else _STAYS,
     )
-    path = part.path or config.model.path
     try:
-        model = empty_part(part, config, **given)
+        model = empty_model(path, config.model, **kind)
         stored = SlicedWeights.of(path, model, scalar=part.head == "scalar")
     except LoraError:
         raise
@@ -206,7 +203,7 @@ def _load_slices(
         event(
             log, "weights read whole, names of files and model differ", logging.WARNING, path=path
         )
-        model = load_part(part, config, HOST, **given)
+        model = load(HOST, **kind)
         if replica.mesh is not None:
             shard(model)
         if not on_host:
@@ -221,7 +218,7 @@ def _begin_adapters(part: Part, weights: Mapping[str, Tensor], config: Config) -
     """The first part alone begins with the adapters of model.lora.path."""
     if (settings := config.model.lora) is None:
         return
-    path = part.path or config.model.path
+    path, _ = _source(part, config)
     if part.name != load_objective(config).trains[0].name:
         settings = settings.model_copy(update={"path": None})
     adapters = {name: weight for name, weight in weights.items() if name.endswith(SUFFIXES)}

@@ -337,7 +337,7 @@ def test_a_resumed_run_has_the_same_curve_bit_for_bit_and_one_begun_again_that_o
             if second_model:
                 patch.setattr(SlicedWeights, "of", lambda *_, **__: None)
             else:
-                patch.setattr("policy_worker.ranks.sharding.load_part", None)
+                patch.setattr("policy_worker.ranks.sharding.load_model", None)
             trainer.restore("", 0, 5)
         assert_same_bits(all_bits(trainer.state), start)
         form_alone(trainer, 5)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from policy_worker.model.policy_model import empty_part, load_part
+from policy_worker.model.policy_model import empty_model, load_model
 from policy_worker.objectives.objective import Part
 from policy_worker.ranks.sliced_weights import SlicedWeights
 from testbed.tiny_model import make_tiny_model
@@ -63,12 +63,13 @@ def test_slices_are_bit_for_bit_what_transformers_reads(
     path: str, part: Part, request: pytest.FixtureRequest
 ) -> None:
     config = make_config(model=request.getfixturevalue(path))
-    model = empty_part(part, config)
+    given = config.model.path, config.model
+    model = empty_model(*given, head=part.head)
     assert all(p.is_meta for p in model.parameters())
     stored = SlicedWeights.of(config.model.path, model, scalar=part.head == "scalar")
     assert stored is not None
     stored.read(model, CPU)
-    whole = load_part(part, config, CPU)
+    whole = load_model(*given, CPU, head=part.head)
     assert type(model).__name__ == type(whole).__name__
     assert model.training == whole.training
     found, wanted = everything(model), everything(whole)
@@ -101,5 +102,5 @@ def test_files_that_do_not_fit_are_left_to_transformers(
         file.write_bytes(b"no safetensors")
     elif harm != "none":
         save_file(tensors, file)
-    model = empty_part(part, make_config(model=origin))
+    model = empty_model(origin, make_config(model=origin).model, head=part.head)
     assert SlicedWeights.of(str(tmp_path), model, scalar=part is SCALAR) is None
