@@ -12,7 +12,7 @@ values of the path before it are copied.) Source of the backward pass: Dao,
 FlashAttention-2, arXiv 2307.08691.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,21 +20,9 @@ from torch import Tensor
 from policy_worker.model.row_layout import RowParts, Sequences
 
 
-class Kernel(Protocol):
-    """q [Tq, H, D], k and v [Tk, Hkv, D]; output [Tq, H, D] and log-sum-exp [H, Tq]."""
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, at: Sequences, scale: float, causal: bool
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def backward(
-        self, grad_out: Tensor, *saved: Tensor, at: Sequences, scale: float, causal: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v. ``saved``: q, k, v, output, log-sum-exp."""
-
-
 class FlashKernel:
-    """torch's flash attention, for bfloat16 and float16 on a CUDA device."""
+    """torch's flash attention, for bfloat16 and float16 on a CUDA device: q [Tq, H, D], k and v
+    [Tk, Hkv, D]; output [Tq, H, D] and log-sum-exp [H, Tq]."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, at: Sequences, scale: float, causal: bool
@@ -47,6 +35,7 @@ class FlashKernel:
     def backward(
         self, grad_out: Tensor, *saved: Tensor, at: Sequences, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v. ``saved``: q, k, v, output, log-sum-exp."""
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=grad_out.device)
         rest = 0.0, causal, no_dropout, no_dropout.new_empty(0)
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
@@ -72,11 +61,11 @@ def flash_kernel(query: Tensor, value: Tensor) -> FlashKernel | None:
 
 
 class MergedAttention(torch.autograd.Function):  # type: ignore[misc]
-    """q [T, H, D], k and v [T, Hkv, D] of a row -> [T, H, D]."""
+    """q [T, H, D], k and v [T, Hkv, D] of a row -> [T, H, D], by a FlashKernel."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: RowParts, kernel: Kernel, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: RowParts, kernel: Any, scale: float
     ) -> Tensor:
         out, lse = kernel.forward(q, k, v, parts.itself, scale, True)
         if parts.shared is not None:

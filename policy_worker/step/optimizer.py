@@ -1,14 +1,14 @@
 """AdamW over fp32 master weights: its state, on the device or in host memory, and its update.
 
-    host moments ──► bucket on the device ── the same fused update ──► bucket ──► host moments
+    host moments ──► part on the device ── the same fused update ──► part ──► host moments
 
-The device computes the update of moments that are in host memory, a bucket at a time, so it is the
+The device computes the update of moments that are in host memory, a part at a time, so it is the
 same bit for bit as with moments that stay there. A step moves 16 bytes a parameter over the bus.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from paceline.config.sections.training import TrainConfig
-from paceline.payloads.transfer_limits import slices
 from policy_worker.model.train_state import local_tensor
 
 
@@ -56,7 +55,7 @@ def build_optimizer(
 
 
 BUCKET = 1 << 24
-"""Elements updated at once: two moments of 64 MiB."""
+"""Most elements updated at once: two moments of 64 MiB."""
 
 
 class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
@@ -70,48 +69,34 @@ class HostMomentsAdamW(torch.optim.AdamW):  # type: ignore[misc]
     def step(self, closure: None = None) -> None:
         """Updates all parameters with a gradient. The host may read the moments on return."""
         for group in self.param_groups:
-            parts = ((part, part[0].numel()) for part in self._parts(group))
-            for bucket in slices(parts, self._bucket):
-                _update(bucket, group)
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.state[parameter]["step"] += 1
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                whole = (parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
+                flat = [local_tensor(tensor).view(-1).split(self._bucket) for tensor in whole]
+                for weights, *others in zip(*flat, strict=True):
+                    if weights.numel():
+                        # All parts take the same step.
+                        _update(weights, others, state["step"].clone(), group)
+                state["step"] += 1
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
 
-    def _parts(self, group: dict[str, Any]) -> Iterator[_Part]:
-        """Parts of at most a bucket each, in the order of the parameters."""
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            whole = (parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
-            flat = [local_tensor(tensor).view(-1).split(self._bucket) for tensor in whole]
-            for weights, *others in zip(*flat, strict=True):
-                if weights.numel():
-                    yield weights, *others, state["step"]
 
-
-_Part = tuple[Tensor, ...]
-"""Part of a parameter: weights, gradient and the two moments, which are on the host, flat and
-float32; and the step before this update."""
-
-
-def _update(bucket: list[_Part], group: dict[str, Any]) -> None:
-    weights, gradients, *moments, steps = map(list, zip(*bucket, strict=True))
-    first, second = (
-        [host.to(weights[0].device, non_blocking=True, copy=True) for host in hosts]
-        for hosts in moments
-    )
+def _update(weights: Tensor, others: list[Tensor], step: Tensor, group: dict[str, Any]) -> None:
+    """Updates a part of a parameter, flat and float32. ``others``: its gradient, and its two
+    moments, which are on the host."""
+    gradient, *moments = others
+    there = [moment.to(weights.device, non_blocking=True, copy=True) for moment in moments]
     beta1, beta2 = group["betas"]
     adamw(
-        weights,
-        gradients,
-        first,
-        second,
+        [weights],
+        [gradient],
+        there[:1],
+        there[1:],
         [],
-        # A parameter of several parts takes one step, not one for each part.
-        [step.clone() for step in steps],
+        [step],
         fused=True,
         amsgrad=False,
         beta1=beta1,
@@ -121,7 +106,7 @@ def _update(bucket: list[_Part], group: dict[str, Any]) -> None:
         eps=group["eps"],
         maximize=False,
     )
-    for host, moved in zip([*moments[0], *moments[1]], [*first, *second], strict=True):
+    for host, moved in zip(moments, there, strict=True):
         host.copy_(moved, non_blocking=True)
 
 
