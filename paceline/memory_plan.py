@@ -57,7 +57,6 @@ NCCL = 500 << 20
 REMEDIES = {
     "weights": "fleet.policy_ranks: more",
     "frozen base": "fleet.policy_ranks: more",
-    "gradients until the last row": 'train.memory.gradient_sync = "row"',
     "optimizer moments": "train.memory.offload_optimizer = true",
     "reference": "train.memory.offload_frozen = true",
     "gathered weights": "train.memory.reshard_after_forward = true",
@@ -253,8 +252,6 @@ def _policy(config: Config, shape: ModelShape) -> ProcessPlan:
             gpu["gathered weights"] = width * whole
         of_a_block = shape.adapters // shape.layers or shape.block_parameters + roots
         gpu["gradients of a block"] = 4 * of_a_block
-        if memory.gradient_sync == "step":
-            gpu["gradients until the last row"] = 4 * weights
     if config.model.recomputes:
         inputs = models * tokens * shape.block_inputs
         (host if memory.offload_activations else gpu)["inputs of blocks"] = inputs

@@ -5,7 +5,7 @@ Everything else a step needs is a pure function of these and of the config: the 
 computed from ``step``, and nothing in the loss draws random numbers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -121,15 +121,6 @@ def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return tensor, (0,) * tensor.ndim
 
 
-def reduce_next_backward(models: Iterable[nn.Module], reduce: bool) -> None:
-    """Has the next backward leave each rank its slice of the sum over ranks of all gradients since
-    the last one that did, or else add to whole gradients on each rank. Unsharded models do not
-    change."""
-    for model in models:
-        if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(reduce)
-
-
 def slices_again(model: nn.Module) -> None:
     """After a forward pass without a backward: its root, and with
     train.memory.reshard_after_forward = false its blocks, are still gathered, and the state would
@@ -137,16 +128,3 @@ def slices_again(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def drop_unreduced(models: Iterable[nn.Module]) -> None:
-    """Drops whole gradients that no backward has reduced."""
-    for model in models:
-        for module in model.modules():
-            if not isinstance(module, FSDPModule):
-                continue
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                for parameter in group.fsdp_params:
-                    parameter.unsharded_accumulated_grad = None
-                    if hasattr(parameter, "_unsharded_param"):  # gathered before
-                        parameter._unsharded_param.grad = None

@@ -3,8 +3,7 @@
 - The contribution of a group depends on the step's totals and on the group alone. So the sum does
   not depend on how groups are assigned to replicas, packed into rows, or split over calls.
 - Local gradients live in ``parameter.grad`` and are only ever added to; the mesh gets a copy.
-- The ranks of a replica reduce once for each call, in its last row's backward, or in every row's
-  (train.memory.gradient_sync).
+- The ranks of a replica reduce in the backward of every row, so that each holds slices alone.
 - A group is added at most once: the plan of the step's next epoch names it again, and it is
   skipped.
 """
@@ -22,12 +21,7 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.process.compute_device import to_device
 from paceline.v1 import rollout_pb2
 from policy_worker.model.attention import MicroBatch
-from policy_worker.model.train_state import (
-    TrainState,
-    drop_unreduced,
-    local_tensor,
-    reduce_next_backward,
-)
+from policy_worker.model.train_state import TrainState, local_tensor
 from policy_worker.objectives.batch import BadGroup, GroupKey, Ints, StepTotals
 from policy_worker.objectives.columns import TokenColumns, TokenScores, shares_of_units
 from policy_worker.objectives.load import load_objective
@@ -90,8 +84,6 @@ class Gradients:
         """Drops all local gradients. To be called whenever the state has changed or will."""
         for parameter in self.parameters:
             parameter.grad = None
-        if self.replica.size > 1:
-            drop_unreduced(self.state.parts.values())
         self._sums.zero_()
         self.forwards.copies.stale = True
         self._added.clear()
@@ -127,10 +119,8 @@ class Gradients:
         the step has to begin again.
         """
         totals = self._totals
-        every_row = self.state.config.train.memory.gradient_sync == "row"
         for number in range(share.rounds):
             last = number == share.rounds - 1
-            reduce_next_backward(self.state.parts.values(), every_row or last)
             mine = number < len(share.rows)
             # The forward of a sharded model is collective: a rank without a row of its own takes
             # part with one that counts nothing.

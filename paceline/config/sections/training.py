@@ -140,9 +140,6 @@ class LossConfig(Section):
 class MemoryConfig(Section):
     """Memory of the trainer: size of a row, slices of ranks, and what is kept on the host."""
 
-    gradient_sync: Literal["step", "row"] = "step"
-    """Ranks of a replica sum gradients once a step, for which each holds a whole float32 gradient,
-    or after every row, which holds slices and communicates more."""
     reshard_after_forward: bool = True
     """true: blocks gather their weights again in the backward pass (ZeRO-3). false: gathered
     weights are kept (ZeRO-2), which costs the memory of the whole model and saves half of the

@@ -1,5 +1,5 @@
-"""Gradients over the ranks of a replica: reduced once for each step, in float32, whatever the
-weights are gathered in."""
+"""Gradients over the ranks of a replica: reduced in every row, in float32, whatever the weights are
+gathered in."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.long
 Measured = dict[str, dict[str, Any]]
 
 
-def config_of(folder: Path, when: str, dtype: str = "float32", **train: Any) -> str:
-    config = tiny_config(folder, tokens_per_microbatch=64, gradient_sync=when, **train)
+def config_of(folder: Path, dtype: str = "float32", **train: Any) -> str:
+    config = tiny_config(folder, tokens_per_microbatch=64, **train)
     model = config.model.model_copy(update={"dtype": dtype})
     return config.model_copy(update={"model": model}).model_dump_json()
 
@@ -25,27 +25,24 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """A step each of one replica of two ranks."""
     folder = tmp_path_factory.mktemp("reductions")
     each: dict[str, dict[str, Any]] = {
-        "step": {"config": config_of(folder, "step")},
-        "row": {"config": config_of(folder, "row")},
-        "left": {"config": config_of(folder, "step"), "leave": True},
-        "half": {"config": config_of(folder, "step", "bfloat16")},
-        "kept": {"config": config_of(folder, "step", reshard_after_forward=False)},
+        "step": {"config": config_of(folder)},
+        "left": {"config": config_of(folder), "leave": True},
+        "half": {"config": config_of(folder, "bfloat16")},
+        "kept": {"config": config_of(folder, reshard_after_forward=False)},
     }
     found = ranks.run_each(2, [("reductions", arguments) for arguments in each.values()])
     return dict(zip(each, found, strict=True))
 
 
-def test_a_step_reduces_once_and_to_the_same_gradient(measured: Measured) -> None:
-    step, row = measured["step"], measured["row"]
-    # Of the blocks and of the root, in the last row alone.
-    assert 0 < step["times"] < row["times"]
-    assert row["times"] % step["times"] == 0
-    assert step["norm"] == pytest.approx(row["norm"], rel=1e-5)
+def test_a_step_reduces_every_row_and_one_that_was_left_leaves_nothing(
+    measured: Measured,
+) -> None:
+    step, again = measured["step"], measured["left"]
+    rows, rest = divmod(step["times"], step["units"])
+    assert rows > 1 and rest == 0
     assert step["sharded"]
-    # What a step that was left behind had added up is in no later one.
-    again = measured["left"]
     assert again["cancelled"] is True
-    assert again["times"] == step["times"]
+    assert again["times"] == step["times"] + step["units"], "the row before it was left"
     assert again["norm"] == step["norm"]
 
 
@@ -56,7 +53,7 @@ def test_bfloat16_is_gathered_and_float32_is_summed_and_stored(
     assert half["gathered"] == ["torch.bfloat16"]
     assert half["reduced"] == half["stored"] == ["torch.float32"]
     # As one rank with its copies, and as float32, up to the precision of bfloat16.
-    one = ranks.run(1, "reductions", config=config_of(tmp_path, "step", "bfloat16"))
+    one = ranks.run(1, "reductions", config=config_of(tmp_path, "bfloat16"))
     whole = measured["step"]
     assert whole["gathered"] == ["torch.float32"]
     for other in (one, whole):
