@@ -15,14 +15,13 @@ of epochs, farewells.
 
 import contextlib
 import logging
+import math
 import os
-import selectors
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from paceline.process.structured_log import event
 
@@ -31,18 +30,6 @@ log = logging.getLogger(__name__)
 END_S = 10.0
 ALIVE, FAREWELL = b".", b"x"
 _MESSAGE = struct.Struct("!cq")
-_READ_BYTES = 4096
-
-
-@dataclass(eq=False)
-class _Peer:
-    rank: int
-    link: socket.socket
-    heard: float = field(default_factory=time.monotonic)
-    unread: bytes = b""
-    unsent: bytes = b""
-    left: bool = False
-    open: bool = True
 
 
 class RankLost(Exception):
@@ -63,21 +50,20 @@ class RankLinks:
         lost: Callable[[RankLost], None] = lambda _: os._exit(1),
     ) -> None:
         """``links``: connected sockets by the rank at the other end. ``silence_s``: the time after
-        which a silent rank counts as lost. ``lost`` is called once, on the thread of the links;
+        which a silent rank counts as lost. ``lost`` is called once, on a thread of the links;
         default: this process ends at once. Other threads may wait in a collective for ever."""
-        self._peers = [_Peer(rank, link) for rank, link in links.items()]
-        self._leads = 0 not in links
-        self._beat_s, self._silence_s, self._lost = beat_s, silence_s, lost
+        self._links, self._beat_s, self._lost = dict(links), beat_s, lost
+        self._changed = threading.Condition()
+        """Guards what follows."""
         self._epoch = 0
-        self._lock = threading.Lock()
-        self._farewell = False
-        self._may_end = threading.Event()
-        self._all_left = threading.Event()
-        self._wake, self._woken = socket.socketpair()
-        for end in (self._wake, self._woken, *links.values()):
-            end.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="rank-links", daemon=True)
-        self._thread.start()
+        self._may_end = self._farewell = self._over = False
+        self._left = set[int]()
+        for link in links.values():
+            link.settimeout(silence_s if silence_s < math.inf else None)
+        self._beats = threading.Thread(target=self._beat, name="rank-links", daemon=True)
+        self._beats.start()
+        for each in links.items():
+            threading.Thread(target=self._hear, args=each, name="rank-link", daemon=True).start()
 
     @property
     def ended_epoch(self) -> int:
@@ -86,115 +72,71 @@ class RankLinks:
 
     def end_epoch(self, epoch: int) -> None:
         """Epochs up to ``epoch`` are over for all ranks. Any thread, without blocking."""
-        with self._lock:
-            if epoch <= self._epoch:
-                return
-            self._epoch = epoch
-        self._poke()
+        with self._changed:
+            if epoch > self._epoch:
+                self._epoch = epoch
+                self._changed.notify_all()
 
     def begin_end(self) -> None:
         """From here on the other ranks may end."""
-        self._may_end.set()
+        self._may_end = True
 
     def await_end(self) -> None:
         """After begin_end(). Rank 0: waits until the others have said that they end, at most 10 s.
         The others: say it."""
-        if self._leads:
-            self._all_left.wait(END_S)
-        self._farewell = True
-        self._poke()
-        if not self._leads:
-            self._all_left.wait(END_S)
-        self._thread.join(END_S)
+        with self._changed:
+            if 0 not in self._links:
+                self._changed.wait_for(lambda: self._left == self._links.keys(), END_S)
+            self._farewell = True
+            self._changed.notify_all()
+        self._beats.join(END_S)
+        self._close()
 
-    def _poke(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake already
-            self._wake.send(b"!")
+    # -- on threads of the links --------------------------------------------------------------
 
-    # -- on the thread of the links -----------------------------------------------------------
-
-    def _run(self) -> None:
-        lost: RankLost | None = None
-        try:
-            self._serve()
-        except RankLost as error:
-            lost = error
-        for peer in self._peers:
-            peer.link.close()
-        self._all_left.set()
-        if lost is not None:
-            event(log, "rank lost, replica ends", logging.ERROR, why=lost)
-            self._lost(lost)
-
-    def _serve(self) -> None:
-        """Until all ranks have left. Raises RankLost."""
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._woken, selectors.EVENT_READ)
-            for peer in self._peers:
-                ready.register(peer.link, selectors.EVENT_READ, peer)
-            beat = 0.0
-            while any(peer.open for peer in self._peers):
-                for key, _ in ready.select(max(0.0, beat - time.monotonic())):
-                    if key.data is None:
-                        self._woken.recv(_READ_BYTES)
-                        beat = 0.0
-                        continue
-                    self._read(key.data)
-                    if not key.data.open:
-                        ready.unregister(key.data.link)
-                now = time.monotonic()
-                for peer in self._peers:
-                    expected = peer.open and not peer.left and not self._may_end.is_set()
-                    if expected and now - peer.heard > self._silence_s:
-                        raise RankLost(peer.rank, f"no message for {now - peer.heard:.1f} s")
-                if now >= beat:
-                    beat = now + self._beat_s
-                    self._send_all()
-                if self._leads and all(p.left or not p.open for p in self._peers):
-                    return
-                if self._farewell and not any(p.unsent for p in self._peers if p.open):
-                    return
-
-    def _read(self, peer: _Peer) -> None:
-        """Reads what has arrived."""
-        try:
-            data = peer.link.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._closed(peer, str(error))
-            return
-        if not data:
-            self._closed(peer, "its link has closed")
-            return
-        peer.heard = time.monotonic()
-        data = peer.unread + data
-        whole = len(data) - len(data) % _MESSAGE.size
-        peer.unread = data[whole:]
-        for kind, epoch in _MESSAGE.iter_unpack(data[:whole]):
-            if kind not in (ALIVE, FAREWELL):
-                self._closed(peer, "it speaks another protocol")
+    def _beat(self) -> None:
+        """Until the farewell is said."""
+        while not self._over:
+            sent = self._message()
+            for link in self._links.values():
+                with contextlib.suppress(OSError):  # who hears it, finds out
+                    link.sendall(sent)
+            if sent.startswith(FAREWELL):
                 return
-            peer.left = peer.left or kind == FAREWELL
-            self.end_epoch(epoch)
+            with self._changed:
+                self._changed.wait_for(lambda: self._message() != sent or self._over, self._beat_s)  # noqa: B023
 
-    def _closed(self, peer: _Peer, why: str) -> None:
-        peer.open = False
-        if not peer.left and not self._may_end.is_set():
-            raise RankLost(peer.rank, why)
+    def _message(self) -> bytes:
+        return _MESSAGE.pack(FAREWELL if self._farewell else ALIVE, self._epoch)
 
-    def _send_all(self) -> None:
-        message = _MESSAGE.pack(FAREWELL if self._farewell else ALIVE, self._epoch)
-        for peer in self._peers:
-            if not peer.open:
-                continue
-            # One whole message at most waits behind the rest of another: a peer that reads nothing
-            # costs no memory.
-            if len(peer.unsent) <= _MESSAGE.size:
-                peer.unsent += message
-            try:
-                peer.unsent = peer.unsent[peer.link.send(peer.unsent) :]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                self._closed(peer, str(error))
+    def _hear(self, rank: int, link: socket.socket) -> None:
+        """Until the rank has said farewell, or is lost."""
+        kind, why, heard = ALIVE, "its link has closed", time.monotonic()
+        try:
+            with link.makefile("rb") as messages:
+                while kind == ALIVE and len(raw := messages.read(_MESSAGE.size)) == _MESSAGE.size:
+                    kind, epoch = _MESSAGE.unpack(raw)
+                    if kind in (ALIVE, FAREWELL):
+                        self.end_epoch(epoch)
+                    else:
+                        why = "it speaks another protocol"
+                    heard = time.monotonic()
+        except TimeoutError:
+            why = f"no message for {time.monotonic() - heard:.1f} s"
+        except (OSError, ValueError) as error:
+            why = str(error)
+        with self._changed:
+            lost = kind != FAREWELL and not (self._may_end or self._over)
+            self._over = self._over or lost
+            self._left.add(rank)
+            self._changed.notify_all()
+        if lost:
+            self._close()
+            event(log, "rank lost, replica ends", logging.ERROR, why=RankLost(rank, why))
+            self._lost(RankLost(rank, why))
+
+    def _close(self) -> None:
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()

@@ -4,6 +4,7 @@ rank."""
 import json
 import queue
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -121,8 +122,11 @@ def test_ranks_that_end_in_order_are_no_loss_and_rank_0_waits_for_the_last(ranks
     for links in ranks.links:
         links.begin_end()
     one.await_end()
-    assert not ranks.links[0]._all_left.wait(0.1)
+    waiting = threading.Thread(target=ranks.links[0].await_end)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
     two.await_end()
-    ranks.links[0].await_end()
-    assert ranks.links[0]._all_left.is_set()
+    waiting.join(WAIT_S)
+    assert not waiting.is_alive()
     assert all(lost.empty() for lost in ranks.lost)
