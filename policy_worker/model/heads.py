@@ -9,7 +9,6 @@ on a packed row, and its head on the hidden states that are asked for, always in
 that is rounded to bfloat16 loses the differences that an advantage is made of.
 """
 
-import copy
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -170,36 +169,20 @@ def _compiled() -> tuple[Callable[..., Any], ...]:
 
 
 def inductor(graph: Any, inputs: Any) -> Any:
-    """torch's compiler; what it cannot compile is run as it is, with a warning."""
+    """torch's compiler, for both directions at once; what it cannot compile is run as it is, with a
+    warning."""
     from torch._dynamo.exc import RestartAnalysis  # a second to import
+    from torch._functorch.config import patch
     from torch._inductor.compile_fx import compile_fx
 
     try:
-        return compile_fx(graph, inputs, _of_one_direction)
+        with patch(force_non_lazy_backward_lowering=True):
+            return compile_fx(graph, inputs)
     except RestartAnalysis:  # is no failure
         raise
     except Exception as error:  # of a compiler, which is another on each machine
-        return _as_it_is(graph, error)
-
-
-def _of_one_direction(graph: Any, inputs: Any, **settings: Any) -> Any:
-    """A backward is compiled by itself, at its first call if not before: too late for inductor()
-    to run both directions as they are."""
-    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    if not settings.get("is_backward"):
-        return compile_fx_inner(graph, inputs, **settings)
-    before = copy.deepcopy(graph)  # what fails may have been changed halfway
-    try:
-        return compile_fx_inner(graph, inputs, **settings)
-    except Exception as error:
-        return make_boxed_func(_as_it_is(before, error))
-
-
-def _as_it_is(graph: Any, error: Exception) -> Any:
-    event(log, "compilation failed", logging.WARNING, why=first_line(error))
-    return graph.forward
+        event(log, "compilation failed", logging.WARNING, why=first_line(error))
+        return graph.forward
 
 
 def _scores(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,13 @@
 """What a row costs the host, and the kernels that save it work: no wait, no conversion of weights,
 few graphs, and the numbers of plain attention and of a plain softmax."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from torch._inductor import compile_fx
 
 from policy_worker.model import attention, heads
 from policy_worker.model.heads import score
@@ -237,7 +238,8 @@ def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
         return make_boxed_func(graph.forward)
 
     torch._dynamo.reset()
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", half_broken)
+    broken = partial(compile_fx.compile_fx, inner_compile=half_broken)
+    monkeypatch.setattr(compile_fx, "compile_fx", broken)
     given = torch.linspace(-1, 1, 7, requires_grad=True)
     torch.compile(lambda x: x.sin() * x, backend=heads.inductor)(given).sum().backward()
     torch.testing.assert_close(given.grad, (given.cos() * given + given.sin()).detach())
