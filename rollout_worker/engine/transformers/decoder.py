@@ -2,7 +2,6 @@
 cache between them, with a slot for each row."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -152,13 +151,11 @@ class Decoder(Protocol):
         vocabulary]."""
 
     def refresh(self) -> None:
-        """The model's weights have changed in place."""
+        """The model's weights have changed in place. What a decode step reads beside the cache has
+        to stay where it is: a captured one looks for it there."""
 
     def reach(self, length: int) -> None:
         """Prepares for sequences of ``length`` tokens, so that no step of one moves memory."""
-
-    def memory(self) -> Iterable[Tensor]:
-        """Tensors that a decode step reads beside the cache: a captured one finds them in place."""
 
 
 def largest_gap(decoder: Decoder, model: torch.nn.Module, vocabulary: int) -> float:

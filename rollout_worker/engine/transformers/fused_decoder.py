@@ -6,7 +6,6 @@ model's parameters, so new weights are copied once for both. ``largest_gap`` com
 at every start."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -115,14 +114,6 @@ class FusedDecoder:
             layer.norm_mlp.copy_(self._gain(module.post_attention_layernorm.weight))
             if layer.qk_norm is not None:
                 layer.qk_norm.copy_(self._qk_gain(module.self_attn))
-
-    def memory(self) -> Iterable[Tensor]:
-        yield from (*self._model.parameters(), self._norm_out, self._cos, self._sin)
-        for layer in self._layers:
-            gains = layer.norm_in, layer.norm_mlp, layer.qk_norm
-            linears = layer.qkv, layer.out, layer.gate_up, layer.down
-            joined = (t for x in linears for t in (x.weight, x.bias, x.lora_a, x.lora_b))
-            yield from (tensor for tensor in (*gains, *joined) if tensor is not None)
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Prefilled:
         count, longest = tokens.shape

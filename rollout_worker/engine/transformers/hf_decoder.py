@@ -11,7 +11,7 @@ ones have kept, as attention's keys and values are.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -155,9 +155,6 @@ class HFDecoder:
 
     def reach(self, length: int) -> None:
         pass
-
-    def memory(self) -> Iterable[Tensor]:
-        return (*self._model.parameters(), *self._model.buffers())
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Prefilled:
         if not self.shape.states:

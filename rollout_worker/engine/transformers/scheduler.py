@@ -90,8 +90,6 @@ class Scheduler:
     def set_version(self, version: int) -> None:
         self.batch.set_version(version)
         self._decoder.refresh()
-        if self._graphs is not None:
-            self._graphs.weights_changed()
 
     @torch.inference_mode()
     def step(self) -> list[Ended]:

@@ -83,7 +83,6 @@ class StepGraphs:
         """Float32 [slots, vocabulary]: for batches with top-p or top-k, which is no part of a
         graph."""
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
-        self._places: list[int] = []
         self._moves = cache.moves
         decoder.reach(context)
 
@@ -117,11 +116,6 @@ class StepGraphs:
         """Frees the memory of graphs; steps go on over ``cache``."""
         self._graphs.clear()
         self._logits, self._cache, self._moves = None, cache, cache.moves
-
-    def weights_changed(self) -> None:
-        """To be called after a swap: graphs go on only if all weights are where they were."""
-        if self._graphs and self._places != self._places_now():
-            self._graphs.clear()
 
     def _feed(
         self,
@@ -160,7 +154,6 @@ class StepGraphs:
             self._new_graph = None
             self._graphs.clear()
             return
-        self._places = self._places_now()
         self._graphs[rows, length, filtered] = graph
 
     def _compute(self, rows: int, length: int, filtered: bool) -> None:
@@ -178,9 +171,6 @@ class StepGraphs:
         greedy = fed[_GREEDY] > 0
         self._outputs[0, :rows].copy_(torch.where(greedy, likeliest, token))
         self._outputs[1, :rows].copy_(torch.where(greedy, its_logprob, logprob).view(torch.int32))
-
-    def _places_now(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self._decoder.memory()]
 
 
 def _size(needed: int, least: int = 1, most: int = 1 << 62) -> int:
