@@ -75,13 +75,11 @@ def settings(wanted: Wanted, base: Config | None, model: str) -> Config:
     config = base or Config.model_validate({"model": {"path": model}, "data": {"path": data}})
     given = dict(parse_setting(text) for text in wanted.overrides or ())
     config = changed_config(config, given)
-    sampled = wanted.k > 1 or wanted.temperature is not None or wanted.top_p is not None
     evaluated = EvalSetConfig(
         path=data,
         name=config.data.name if data == config.data.eval_path else None,
         split=config.data.eval_split,
         samples=wanted.k,
-        greedy=not sampled,
         temperature=wanted.temperature,
         top_p=wanted.top_p,
         limit=wanted.limit or CARRIED - 1,

@@ -3,7 +3,7 @@ that judges."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from paceline.config.fields import Fixed, LocalPath, Positive, Section
 from paceline.config.sections.inputs import DataConfig, RewardConfig, Rewards
@@ -29,9 +29,8 @@ class EvalSetConfig(Section):
     answer_field: str | None = None
     """Field with the answer. Default: data.answer_field."""
     samples: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Samples of each prompt. With k of them, pass@1 to pass@k and maj@k are reported."""
-    greedy: bool | None = None
-    """Take the most likely token each time. Default: true for one sample, false for several."""
+    """Samples of each prompt. With k of them, pass@1 to pass@k and maj@k are reported. One is
+    greedy, unless temperature or top_p is set."""
     temperature: Annotated[float, Field(gt=0)] | None = None
     """Sampling temperature. Default: rollout.temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -52,22 +51,8 @@ class EvalSetConfig(Section):
 
     @property
     def is_greedy(self) -> bool:
-        return self.samples == 1 if self.greedy is None else self.greedy
-
-    @model_validator(mode="after")
-    def _samples_differ(self) -> "EvalSetConfig":
-        if self.is_greedy and self.samples > 1:
-            raise ValueError(
-                f"greedy = true with samples = {self.samples}: all samples of a prompt would be "
-                "equal. Set samples = 1, or greedy = false"
-            )
-        for name in ("temperature", "top_p"):
-            if self.is_greedy and getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} has no effect on greedy samples: set greedy = false, or leave {name} "
-                    "out"
-                )
-        return self
+        """The most likely token is taken each time."""
+        return self.samples == 1 and self.temperature is None and self.top_p is None
 
     def data(self, data: DataConfig) -> DataConfig:
         """The fields of this set's rows, in place of those of the training data."""

@@ -23,9 +23,16 @@ def load(tmp_path: Path, text: str) -> Config:
     return load_config(path)
 
 
-def test_samples_are_greedy_only_if_there_is_one(tmp_path: Path) -> None:
-    sets = load(tmp_path, MATH + '[evaluation.sets.k]\npath="x"\nsamples = 4\n').evaluation.sets
-    assert (sets["math"].is_greedy, sets["k"].is_greedy) == (True, False)
+def test_one_sample_is_greedy_unless_it_is_said_how_to_draw_it(tmp_path: Path) -> None:
+    more = (
+        '[evaluation.sets.k]\npath="x"\nsamples = 4\n[evaluation.sets.t]\npath="x"\ntop_p = 0.9\n'
+    )
+    sets = load(tmp_path, MATH + more).evaluation.sets
+    assert {name: each.is_greedy for name, each in sets.items()} == {
+        "math": True,
+        "k": False,
+        "t": False,
+    }
 
 
 def test_sets_are_part_of_what_the_fleet_shares(tmp_path: Path) -> None:
