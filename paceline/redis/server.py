@@ -119,10 +119,6 @@ def embedded_pid(run_dir: Path) -> int | None:
     return None if process is None else process.pid
 
 
-def redis_log(run_dir: Path) -> Path:
-    return run_dir / "redis" / LOG
-
-
 def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
     """Stops the embedded server of ``run_dir`` once its last write is on disk. Returns whether one
     was running."""
