@@ -20,7 +20,6 @@ from redis.exceptions import RedisError
 from controller.context import ControllerContext, RunSettings
 from controller.dataset_rows import DatasetRows
 from controller.export.group_content import GroupReader
-from controller.fleet.sessions import WithoutSession
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
 from controller.ledger.decisions.commands import CommandRefused
@@ -73,7 +72,6 @@ class Controller:
         self.lease_holder: LeaderIdentity | None = None
         """Standby: who held the lease when it last looked, and until when if it is not renewed."""
         self.lease_until = 0.0
-        self.without_session = WithoutSession()
         self.rest_url = ""  # URL of this process's REST interface; empty: none
         self.settings = RunSettings(context, lambda: self.state)
         self.groups = GroupReader(self.run_dir, self.payloads, context.texts.fill)

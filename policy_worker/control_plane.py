@@ -25,7 +25,6 @@ from paceline.process.waits import LEAST_AGE_S, Wait, WaitKind
 from paceline.process.worker_resources import Resources
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
-from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, worker_pb2
 from paceline.worker_pools import seat_of
 from policy_worker.model.train_state import NO_VERSION, TrainState
@@ -81,16 +80,12 @@ class BlockingControlPlane:
         self._session.on_directive(callback)
         self._session.on_directive(lambda _: self._wake.set())
 
-    def register(self, side: SideChannel | None = None) -> worker_pb2.RegisterReply:
-        """Joins the fleet without any state. From then on ``side`` reports only if the session's
-        event loop stands still. Raises RequestRefused if the controller refuses this worker, for
-        example because its config differs."""
+    def register(self) -> worker_pb2.RegisterReply:
+        """Joins the fleet without any state. Raises RequestRefused if the controller refuses this
+        worker, for example because its config differs."""
         reply = self._background.run(self._session.register())
         self._payloads = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         self._running = self._background.submit(self._session.run())
-        if side is not None:
-            side.registered()
-            self._background.loop.call_soon_threadsafe(side.watch, self._background.loop)
         self._running.add_done_callback(lambda _: self._wake.set())
         return reply
 

@@ -43,9 +43,8 @@ from paceline.process.waits import WaitKind, loading_model, messages, waiting
 from paceline.redis.client import present_url
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused
-from paceline.rpc.side_channel import SideChannel
 from paceline.rpc.turn import Turn
-from paceline.v1 import common_pb2, worker_pb2
+from paceline.v1 import worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.control_plane import (
     BlockingControlPlane,
@@ -73,21 +72,16 @@ def run(config: Config, options: Namespace, place: TorchrunPlace | None = None) 
     """Runs until the controller says STOPPED. Returns the exit status. Raises UserError.
     ``options``: of ``worker_command``. ``place``: of rank 0, if the ranks of the replica were
     started from outside."""
-    worker_id, controllers = options.id, options.controllers
-    logs.setup(worker_id)
+    logs.setup(options.id)
     torch.set_num_threads(config.fleet.policy_threads)
     worker: PolicyWorker | None = None
-    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_POLICY, options.run_dir)
     try:
         with loading_model(config.model.path):
             worker = PolicyWorker(config, options, place)
-        worker.side = side
         worker.run()
     except RequestRefused as error:
-        print(f"policy_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
+        print(f"policy_worker: the controller refused {options.id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
-    finally:
-        side.close()
     return 0
 
 
@@ -104,7 +98,6 @@ class PolicyWorker:
         self.host = options.tensor_host or own_address(controllers[0])
         self.worker_report = PolicyReport()
         self.epochs = self.worker_report.epochs
-        self.side: SideChannel | None = None
         self.out: AfterCommit
         self.steps: TrainingSteps
         self.admitted = False
@@ -158,7 +151,7 @@ class PolicyWorker:
     def run(self) -> None:
         """Joins the fleet and follows its directives until the end."""
         with waiting(WaitKind.CONTROLLER, "registering"):
-            reply = self.control.register(self.side)
+            reply = self.control.register()
         if self.config.takes_turns and not self.first_turn():
             self.worker_report.change(lifecycle=worker_pb2.LIFECYCLE_STOPPED)
             self.control.close()

@@ -52,7 +52,6 @@ from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
-from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, worker_pb2
 from paceline.worker_pools import seat_of
 from rollout_worker.engine.base import EngineError
@@ -83,16 +82,13 @@ def run(config: Config, options: argparse.Namespace) -> int:
     place = options.controllers, options.id
     logs.setup(options.id)
     sys.setswitchinterval(_SWITCH_S)
-    side = SideChannel(config, *place, common_pb2.ROLE_ROLLOUT, options.run_dir)
     try:
         with loading_model(config.model.path):
             worker = RolloutWorker(config, *place, options.tensor_host, options.run_dir)
-        asyncio.run(worker.run(side))
+        asyncio.run(worker.run())
     except RequestRefused as error:
         print(f"rollout_worker: the controller refused {options.id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and not worker.admitted else 1
-    finally:
-        side.close()
     return 0
 
 
@@ -129,14 +125,12 @@ class RolloutWorker:
         self.turns: Turns | None = None  # None: the device is this worker's alone
         self.admitted = False  # The controller has accepted this worker's config and token
 
-    async def run(self, side: SideChannel | None = None) -> None:
+    async def run(self) -> None:
         """From start to STOPPED. Raises the failure that made the worker useless."""
         self.loop = asyncio.get_running_loop()
         end_forks_of(self.loop)
-        if side is not None:
-            side.watch(self.loop)
         leave_on_signal(self.lifecycle.stop, self.config.fleet.drain_s, self.loop)
-        working = self.loop.create_task(self.work(side))
+        working = self.loop.create_task(self.work())
         try:
             await self.lifecycle.ended.wait()
             if self.admitted:
@@ -149,12 +143,10 @@ class RolloutWorker:
         if self.lifecycle.failure is not None:
             raise self.lifecycle.failure
 
-    async def work(self, side: SideChannel | None) -> None:
+    async def work(self) -> None:
         """Until it is cancelled. A failure ends the worker."""
         try:
             await self.prepare()
-            if side is not None:
-                side.registered()
         except Exception as error:
             self.lifecycle.fail(error)
             return

@@ -30,7 +30,6 @@ from paceline.rpc.addresses import own_address
 from paceline.rpc.auth import worker_token
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
-from paceline.rpc.side_channel import SideChannel
 from paceline.rpc.turn import Turn
 from paceline.v1 import common_pb2, worker_pb2
 from paceline.worker_pools import seat_of
@@ -44,17 +43,12 @@ def run(config: Config, options: argparse.Namespace) -> int:
     """Runs until the controller says STOPPED or the worker is drained. Returns the exit status.
     Raises UserError."""
     logs.setup(options.id)
-    side = SideChannel(
-        config, options.controllers, options.id, common_pb2.ROLE_SCORER, options.run_dir
-    )
     try:
         worker = ScorerWorker(config, options)
-        asyncio.run(worker.run(side))
+        asyncio.run(worker.run())
     except RequestRefused as error:
         print(f"scorer_worker: the controller refused {options.id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and not worker.admitted else 1
-    finally:
-        side.close()
     return 0
 
 
@@ -75,10 +69,9 @@ class ScorerWorker:
         self.gauges: dict[str, float] = {}
         """Seconds of the newest switches."""
 
-    async def run(self, side: SideChannel) -> None:
+    async def run(self) -> None:
         """From start to STOPPED. Raises RequestRefused if no leader will ever accept it."""
         loop = asyncio.get_running_loop()
-        side.watch(loop)
         # Made here: they belong to this loop.
         self.told_to_leave, self.news_of_seat = asyncio.Event(), asyncio.Event()
         self.scorer = make_scorer(self.config, self.name)
@@ -86,7 +79,7 @@ class ScorerWorker:
         leave_on_signal(self.stop, self.config.fleet.drain_s, loop)
         working: list[asyncio.Task[None]] = []
         try:
-            session = await self._join(side)
+            session = await self._join()
             keeping = asyncio.create_task(session.run())
             leaving = asyncio.create_task(self._leave(session))
             turns = asyncio.create_task(self._take_turns(session))
@@ -104,7 +97,7 @@ class ScorerWorker:
             await self.scorer.close()
             await self.control.close()
 
-    async def _join(self, side: SideChannel) -> WorkerSession:
+    async def _join(self) -> WorkerSession:
         """Loads the model, listens, and only then tells the fleet."""
         path = self.config.scorers.by_name[self.name].path
         with loading_model(path) if path is not None else nullcontext():
@@ -125,7 +118,6 @@ class ScorerWorker:
         with waiting(WaitKind.CONTROLLER, "registering"):
             await session.register()
         self.admitted = True
-        side.registered()
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         event(log, "ready", scorer=self.name, address=address)
         return session

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of, pace_of
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.evidence import Evidence, LeaseEvidence, Process, WorkerEvidence
-from controller.directives import ROLES, message_of
+from controller.diagnosis.evidence import Evidence, LeaseEvidence, WorkerEvidence
+from controller.directives import message_of
 from controller.leader import Leader
 from controller.ledger.state.fleet import Worker
 from controller.replicated_controller import Controller
@@ -29,7 +29,6 @@ KERNEL_AFTER_S = 1.0  # the kernel is asked about processes that are silent for 
 REPLIED = {Severity.INFO: "ok", Severity.WARNING: "slow", Severity.ERROR: "stuck"}
 """Severities in replies: nothing is late, something takes longer than usual, or the run or a
 process stands still."""
-_ROLE_OF = {value: role for role, value in ROLES.items()}
 
 
 def why_of(controller: Controller) -> admin_pb2.WhyReply:
@@ -79,7 +78,6 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         lease=_lease(controller),
         own_waits=own,
         workers=() if leader is None else tuple(_worker(leader, w, now) for w in living),
-        sessionless=_sessionless(controller, now),
         now_t=controller.clock.time(),
         since_commit_s=max(0.0, controller.clock.time() - began_t) if began_t else 0.0,
         usual_step_s=state.steps.metrics.get("step_s", 0.0),
@@ -139,13 +137,6 @@ def _worker(leader: Leader, worker: Worker, now: float) -> WorkerEvidence:
 def _waits(messages: Iterable[worker_pb2.Wait], older_s: float) -> tuple[Wait, ...]:
     found = (waits.from_message(message, older_s) for message in messages)
     return tuple(wait for wait in found if wait is not None)
-
-
-def _sessionless(controller: Controller, now: float) -> tuple[Process, ...]:
-    return tuple(
-        Process(name, _ROLE_OF[report.role], report.host, report.pid, _waits(report.waits, age_s))
-        for name, (age_s, report) in controller.without_session.present(now).items()
-    )
 
 
 def _lease(controller: Controller) -> LeaseEvidence:

@@ -23,7 +23,6 @@ class CulpritKind(StrEnum):
     PAYLOADS = "payloads"  # their store
     DATASET = "dataset"
     HUB = "hub"
-    MODEL = "model"
     REWARD = "reward"
     SCORER = "scorer"
     ENVIRONMENT = "environment"
@@ -108,28 +107,12 @@ SILENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """A worker's process. One without a session starts, or its event loop does not run."""
-
+class WorkerEvidence:
     worker_id: str
     role: Role
     host: str = ""
     pid: int = 0
     waits: tuple[Wait, ...] = ()  # The oldest first. Ages are as of now, for a silent worker too.
-
-    def culprit(self, kind: CulpritKind = CulpritKind.WORKER) -> Culprit:
-        return Culprit(kind, self.worker_id, self.host, self.pid)
-
-    @property
-    def words(self) -> str:
-        return self.culprit().words
-
-    def waits_for(self, *kinds: WaitKind) -> Wait | None:
-        return next((wait for wait in self.waits if wait.kind in kinds), None)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEvidence(Process):
     lifecycle: Lifecycle = Lifecycle.RUNNING
     heard: bool = True  # the worker has sent a report to this leader
     silent_s: float = 0.0
@@ -143,6 +126,16 @@ class WorkerEvidence(Process):
     held: int = 0  # tasks that are leased to it
     spare: bool = False
     kernel: KernelState | None = None  # if it runs on this machine and is silent
+
+    def culprit(self, kind: CulpritKind = CulpritKind.WORKER) -> Culprit:
+        return Culprit(kind, self.worker_id, self.host, self.pid)
+
+    @property
+    def words(self) -> str:
+        return self.culprit().words
+
+    def waits_for(self, *kinds: WaitKind) -> Wait | None:
+        return next((wait for wait in self.waits if wait.kind in kinds), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +163,6 @@ class Evidence:
     lease: LeaseEvidence = LeaseEvidence()
     own_waits: tuple[Wait, ...] = ()
     workers: tuple[WorkerEvidence, ...] = ()
-    sessionless: tuple[Process, ...] = ()
     now_t: float = 0.0  # Unix seconds
     since_commit_s: float = 0.0  # since the newest commit, or since the run began
     usual_step_s: float = 0.0  # 0: unknown

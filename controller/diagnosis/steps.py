@@ -238,10 +238,6 @@ def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
     if not alive:
         because, severity = "none is alive", Severity.ERROR
         remedy = f"See why: {e.command(f'logs {first}')}"
-        starting = [p for p in e.sessionless if p.worker_id.startswith(first[:-1]) and p.waits]
-        if starting:
-            because += f", and {starting[0].worker_id} is {starting[0].waits[0].what}"
-        late = late or not starting
     elif silent := [w for w in workers if e.silent(w)]:
         because = f"{silent[0].words} does not report"
     elif all(w.lifecycle is Lifecycle.STARTING for w in workers):

@@ -9,7 +9,6 @@ from controller.diagnosis.evidence import (
     CulpritKind,
     Diagnosis,
     Evidence,
-    Process,
     WorkerEvidence,
     finding,
     seconds,
@@ -26,16 +25,6 @@ _SHARED = (WaitKind.COLLECTIVE, WaitKind.VOTES, WaitKind.PEERS, WaitKind.STATE)
 DEATHS = frozenset(FaultCause) - NO_FAULT
 START_S = 20.0  # importing torch and transformers takes seconds
 LOAD_S = 180.0
-_FAULTS = {
-    WaitKind.HUB: (
-        CulpritKind.HUB,
-        "Check HF_ENDPOINT and the network to it, or set model.path to a local directory",
-    ),
-    WaitKind.MODEL: (CulpritKind.MODEL, "Check the disk or mount behind model.path"),
-    WaitKind.REWARD: (CulpritKind.REWARD, "See what its import does; reward.functions names it"),
-    WaitKind.DATASET: (CulpritKind.DATASET, ""),
-}
-"""Culprit and remedy of waits whose fault is not the worker's own."""
 
 
 def silent_worker(
@@ -62,11 +51,7 @@ def silent_worker(
     met = (peer.waits_for(WaitKind.COLLECTIVE) for peer in peers)
     if wait := worker.waits[0] if worker.waits else next(filter(None, met), None):
         place = at(wait.what)
-    alone = next((p for p in e.sessionless if p.worker_id == worker.worker_id), None)
-    if alone is not None and (loop := alone.waits_for(WaitKind.EVENT_LOOP)) is not None:
-        # The process itself says so.
-        because = f"whose event loop has not run for {seconds(loop.age_s)}, {place}"
-    elif kernel is not None and (kernel.stopped or kernel.uninterruptible):
+    if kernel is not None and (kernel.stopped or kernel.uninterruptible):
         because = f"{'stopped' if kernel.stopped else kernel.words} {place}"
     else:
         lost = "its session broke" if worker.suspect else "silent"
@@ -117,8 +102,8 @@ def holders(e: Evidence) -> Diagnosis | None:
         if worker is None or (worker.role is Role.POLICY and e.state.steps.open is not None):
             continue
         if not seat.asked:
-            if worker.waits_for(WaitKind.MODEL, WaitKind.HUB) is not None:
-                return _starts(e, worker)
+            if (wait := worker.waits_for(WaitKind.MODEL, WaitKind.HUB)) is not None:
+                return _loads(e, worker, wait)
             continue
         asked_s = max(0.0, e.now_t - seat.since)
         if asked_s <= max(START_S, e.late_s):
@@ -141,35 +126,23 @@ def absent(role: Role, e: Evidence) -> Diagnosis | None:
         user, remedy = Culprit(CulpritKind.USER, words), e.command(f"scale {role}=1")
         because, since_s = f"because the desired number is 0 (fleet.{role})", e.since_commit_s
         return Diagnosis("the run", user, because, since_s, "", remedy, Severity.ERROR)
-    starting = [p for p in e.sessionless if p.role is role and p.waits]
-    if starting:
-        # The one that is nearest to its end may be any; the oldest wait is the likeliest fault.
-        return _starts(e, max(starting, key=lambda p: p.waits[0].age_s))
-    if any(p.waits_for(*_FAULTS) for p in e.sessionless):
-        # More is known of the other role, and the cause may be the same.
-        return None
     if registered:
         process = registered[0].culprit(CulpritKind.STARTING_WORKER)
         return Diagnosis("the run", process, f'at "{registered[0].activity}"', e.since_commit_s)
     return _none_registered(e, role, words)
 
 
-def _starts(e: Evidence, process: Process) -> Diagnosis:
-    """The run waits for a process that starts, or for what that process waits for."""
-    # The most telling wait: loading a model marks the whole start, what blocks inside it is newer.
-    wait = process.waits_for(*_FAULTS) or process.waits[0]
-    culprit, because = process.culprit(CulpritKind.STARTING_WORKER), wait.what
-    remedy, name = e.look_at(process.worker_id), process.worker_id
-    if wait.kind in _FAULTS:
-        kind, advice = _FAULTS[wait.kind]
-        remedy = f"{advice}. {remedy}" if advice else remedy
-        if wait.kind is not WaitKind.MODEL:
-            culprit, because = Culprit(kind, wait.of), f"{process.words} is {wait.what}"
+def _loads(e: Evidence, worker: WorkerEvidence, wait: Wait) -> Diagnosis:
+    """The run waits for a worker that loads its model, or for the hub that has it."""
+    culprit, because = worker.culprit(CulpritKind.STARTING_WORKER), wait.what
+    advice, usual_s = "Check the disk or mount behind model.path", LOAD_S
+    if wait.kind is WaitKind.HUB:  # it answers, or it does not
+        culprit, because = Culprit(CulpritKind.HUB, wait.of), f"{worker.words} is {wait.what}"
+        advice = "Check HF_ENDPOINT and the network to it, or set model.path to a local directory"
+        usual_s = START_S
+    name, remedy = worker.worker_id, f"{advice}. {e.look_at(worker.worker_id)}"
     following = f"{name} joins the run once that is done, or ends with an error that names it"
-    if wait.left_s is not None:
-        following = f"{name} gives up in {seconds(wait.left_s)}"
-    # A large model takes minutes to load; a hub answers, or it does not.
-    late = wait.age_s > (START_S if wait.kind is WaitKind.HUB else LOAD_S)
+    late = wait.age_s > usual_s
     severity = Severity.ERROR if wait.age_s > LOAD_S else Severity.WARNING
     return finding(
         "the run", culprit, because, wait.age_s, following, remedy, late=late, severity=severity
@@ -187,9 +160,11 @@ def _none_registered(e: Evidence, role: Role, words: str) -> Diagnosis:
         following = "its launcher starts it again"
     if e.provider_trouble:
         following = f"the provider reports: {e.provider_trouble}"
-    logs, since_s = e.command(f"logs {name}"), e.since_commit_s
-    remedy = f"{logs} shows why it is not up; paceline {role} starts one by hand"
-    severity = Severity.ERROR if since_s > START_S else Severity.WARNING
+    logs, stacks = e.command(f"logs {name}"), e.command(f"stacks {name}")
+    remedy = f"{logs} shows why it is not up, {stacks} where it stands if it starts; "
+    remedy += f"paceline {role} starts one by hand"
+    since_s = e.since_commit_s
+    severity = Severity.ERROR if since_s > LOAD_S else Severity.WARNING
     late = bool(dead) or since_s > START_S
     return finding(
         "the run", culprit, because, since_s, following, remedy, late=late, severity=severity

@@ -44,10 +44,6 @@ class ServerSession:
         self.due.set()
 
 
-FORGET_S = 10.0  # A process that has no session and still waits reports every two seconds
-MOST = 4096
-
-
 class Sessions:
     """All open sessions of one leader. A newer stream of an incarnation ends its older one."""
 
@@ -148,21 +144,3 @@ class Sessions:
         if directive is not None and (session.latest is None or directive.seq > session.latest.seq):
             session.latest = directive
         session.due.set()
-
-
-@dataclass(slots=True)
-class WithoutSession:
-    """Waits of processes that have no session, from their own reports every two seconds: they
-    start, or their event loop does not run. In the memory of each controller."""
-
-    _reports: dict[str, tuple[float, worker_pb2.WaitsReport]] = field(default_factory=dict)
-    """By worker id: monotonic seconds of its arrival, and the newest report."""
-
-    def note(self, report: worker_pb2.WaitsReport, now: float) -> None:
-        if report.worker_id in self._reports or len(self._reports) < MOST:
-            self._reports[report.worker_id] = now, report
-
-    def present(self, now: float) -> dict[str, tuple[float, worker_pb2.WaitsReport]]:
-        """Reports of the last seconds by worker id, each with its age in seconds."""
-        self._reports = {n: r for n, r in self._reports.items() if now - r[0] < FORGET_S}
-        return {name: (now - t, report) for name, (t, report) in self._reports.items()}

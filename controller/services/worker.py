@@ -214,12 +214,3 @@ def check_seat(leader: Leader, request: worker_pb2.RegisterRequest) -> None:
                 f"{device} has devices of one host: {other.worker_id} is on {other.host}, and "
                 f"{request.caller.worker_id} on {request.host[:64]}. Start both on one host"
             )
-
-
-async def report_waits(
-    controller: Controller, request: worker_pb2.WaitsReport
-) -> worker_pb2.WaitsReply:
-    """Any controller remembers it: there may be no leader, and it changes nothing."""
-    check(request)
-    controller.without_session.note(request, controller.clock.monotonic())
-    return worker_pb2.WaitsReply()

@@ -27,7 +27,6 @@ MOST_TEXT = 256
 class WaitKind(StrEnum):
     """Kind of thing that is waited for. The members are those of ``WaitKind`` in worker.proto."""
 
-    START = "start"  # its own start: imports, devices
     HUB = "hub"  # a model hub
     MODEL = "model"  # files of a model
     CONTROLLER = "controller"  # an answer of the controllers
@@ -47,7 +46,6 @@ class WaitKind(StrEnum):
     VERDICT = "verdict"  # the controller's verdict on finished groups
     DATASET = "dataset"  # the data set
     STORE = "store"  # the journal or the payload store
-    EVENT_LOOP = "event_loop"  # the process's own event loop, which does not run
     SCORER = "scorer"  # a scorer; of: its name in the config
     RANK = "rank"  # another rank of its replica, which the kernel does not run; of: its process id
 

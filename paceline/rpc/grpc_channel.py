@@ -80,17 +80,6 @@ def open_channel(
     """Opens a grpc.aio.Channel to one listener, which proves itself before it is sent anything:
     with the root in ``tls_ca``, or by ``token``. It reconnects quickly: a failover takes about a
     second."""
-    return _open(grpc.aio, address, token, tls_ca, max_message_mb)
-
-
-def open_blocking_channel(address: str, token: str | None, *, tls_ca: Path | None) -> grpc.Channel:
-    """The same for a thread without an event loop."""
-    return _open(grpc, address, token, tls_ca, 4)
-
-
-def _open(
-    kind: Any, address: str, token: str | None, tls_ca: Path | None, max_message_mb: int
-) -> Any:
     credentials, named = client_credentials(address, token, tls_ca)
     options = [
         *named,
@@ -105,11 +94,11 @@ def _open(
         ("grpc.enable_http_proxy", 0),
     ]
     if credentials is None:
-        return kind.insecure_channel(address, options=options)
-    return kind.secure_channel(address, credentials, options=options)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def bind_method(channel: grpc.aio.Channel | grpc.Channel, method: Method) -> Callable[..., Any]:
+def bind_method(channel: grpc.aio.Channel, method: Method) -> Callable[..., Any]:
     bound: Callable[..., Any] = (channel.stream_stream if method.streams else channel.unary_unary)(
         method.path,
         request_serializer=method.request.SerializeToString,

@@ -11,7 +11,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class WaitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WAIT_KIND_UNSPECIFIED: _ClassVar[WaitKind]
-    WAIT_KIND_START: _ClassVar[WaitKind]
     WAIT_KIND_HUB: _ClassVar[WaitKind]
     WAIT_KIND_MODEL: _ClassVar[WaitKind]
     WAIT_KIND_CONTROLLER: _ClassVar[WaitKind]
@@ -31,7 +30,6 @@ class WaitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_KIND_VERDICT: _ClassVar[WaitKind]
     WAIT_KIND_DATASET: _ClassVar[WaitKind]
     WAIT_KIND_STORE: _ClassVar[WaitKind]
-    WAIT_KIND_EVENT_LOOP: _ClassVar[WaitKind]
     WAIT_KIND_RANK: _ClassVar[WaitKind]
     WAIT_KIND_SCORER: _ClassVar[WaitKind]
 
@@ -44,7 +42,6 @@ class Lifecycle(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LIFECYCLE_STOPPED: _ClassVar[Lifecycle]
     LIFECYCLE_REJOIN: _ClassVar[Lifecycle]
 WAIT_KIND_UNSPECIFIED: WaitKind
-WAIT_KIND_START: WaitKind
 WAIT_KIND_HUB: WaitKind
 WAIT_KIND_MODEL: WaitKind
 WAIT_KIND_CONTROLLER: WaitKind
@@ -64,7 +61,6 @@ WAIT_KIND_ENVIRONMENT: WaitKind
 WAIT_KIND_VERDICT: WaitKind
 WAIT_KIND_DATASET: WaitKind
 WAIT_KIND_STORE: WaitKind
-WAIT_KIND_EVENT_LOOP: WaitKind
 WAIT_KIND_RANK: WaitKind
 WAIT_KIND_SCORER: WaitKind
 LIFECYCLE_UNSPECIFIED: Lifecycle
@@ -209,24 +205,6 @@ class Wait(_message.Message):
     limit_s: float
     count: int
     def __init__(self, kind: _Optional[_Union[WaitKind, str]] = ..., what: _Optional[str] = ..., of: _Optional[str] = ..., age_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
-
-class WaitsReport(_message.Message):
-    __slots__ = ("worker_id", "role", "host", "pid", "waits")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    PID_FIELD_NUMBER: _ClassVar[int]
-    WAITS_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    role: _common_pb2.Role
-    host: str
-    pid: int
-    waits: _containers.RepeatedCompositeFieldContainer[Wait]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ...) -> None: ...
-
-class WaitsReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
 
 class Directive(_message.Message):
     __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "leave_step", "scorers", "decodes_texts", "seat", "redis_port")

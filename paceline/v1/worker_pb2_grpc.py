@@ -49,11 +49,6 @@ class WorkerServiceStub:
                 request_serializer=paceline_dot_v1_dot_worker__pb2.PeerError.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_worker__pb2.PeerErrorReply.FromString,
                 _registered_method=True)
-        self.ReportWaits = channel.unary_unary(
-                '/paceline.v1.WorkerService/ReportWaits',
-                request_serializer=paceline_dot_v1_dot_worker__pb2.WaitsReport.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_worker__pb2.WaitsReply.FromString,
-                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -82,14 +77,6 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReportWaits(self, request, context):
-        """Says what a process without a session waits for, because it still starts or its event loop does not
-        run. The leader remembers it for some seconds; nothing is journalled, and no lease is renewed.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,11 +94,6 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ReportPeerError,
                     request_deserializer=paceline_dot_v1_dot_worker__pb2.PeerError.FromString,
                     response_serializer=paceline_dot_v1_dot_worker__pb2.PeerErrorReply.SerializeToString,
-            ),
-            'ReportWaits': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReportWaits,
-                    request_deserializer=paceline_dot_v1_dot_worker__pb2.WaitsReport.FromString,
-                    response_serializer=paceline_dot_v1_dot_worker__pb2.WaitsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -195,33 +177,6 @@ class WorkerService:
             '/paceline.v1.WorkerService/ReportPeerError',
             paceline_dot_v1_dot_worker__pb2.PeerError.SerializeToString,
             paceline_dot_v1_dot_worker__pb2.PeerErrorReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReportWaits(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.WorkerService/ReportWaits',
-            paceline_dot_v1_dot_worker__pb2.WaitsReport.SerializeToString,
-            paceline_dot_v1_dot_worker__pb2.WaitsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.evidence import Diagnosis, Evidence, LeaseEvidence, Process
+from controller.diagnosis.evidence import Diagnosis, Evidence, LeaseEvidence
 from controller.ledger import decisions as cmd
-from controller.ledger.enums import Phase, Role, SuspendStage
+from controller.ledger.enums import Phase, SuspendStage
 from controller.status import unlearned
 from paceline.observe.vocabulary import DeathCause, FaultCause, Severity
 from paceline.process.waits import Wait, WaitKind
@@ -69,13 +69,11 @@ def at_work_on(reason: Wait, step_open: bool = False, **changes: Any) -> Evidenc
 
 LONG = wait(WaitKind.ENGINE, "generating", age_s=100.0)
 APPEND = wait(WaitKind.STORE, "appending to the journal", "Redis", 4.0)
-SCORES = replace(wait(WaitKind.REWARD, "scoring with mine:judge", "mine:judge", 8.0, 10.0), count=2)
 HUB = wait(WaitKind.HUB, "loading the model me/m from http://hub:1", "http://hub:1", 30.0)
+SCORES = replace(wait(WaitKind.REWARD, "scoring with mine:judge", "mine:judge", 8.0, 10.0), count=2)
 STUCK: dict[str, Any] = {"waits": (replace(IN_REDUCE, age_s=40.0),), "wedged_in_s": 260.0}
 SLOW: dict[str, Any] = {"still_s": 40.0, "wedged_in_s": 260.0, "activity": "step 1: computing"}
 RANK = wait(WaitKind.RANK, "rank 1, stopped", "913", 4.0)
-LOOP = wait(WaitKind.EVENT_LOOP, "its event loop does not run: a call in it blocks")
-BLOCKED = Process("r1", Role.ROLLOUT, "b", 801, (LOOP,))
 
 
 def redis(trouble: str, **changes: Any) -> Evidence:
@@ -172,12 +170,6 @@ PAUSE, STOP = cmd.pause("p", True), cmd.stop("s", "enough")
 SUSPEND = cmd.suspend("u", SuspendStage.FINISH_STEP, "")
 
 
-def starting(*waits: tuple[WaitKind, float], **changes: Any) -> Evidence:
-    found = tuple(wait(kind, "loading the model /m", "/m", age_s) for kind, age_s in waits)
-    alone = (Process("p0", Role.POLICY, "b", 800, found),) if waits else ()
-    return evidence(Driven(), sessionless=alone, **changes)
-
-
 def running(*workers: Any, step_open: bool = True, **changes: Any) -> Evidence:
     usual = {"pace": PACE, "since_commit_s": 1.0, "usual_step_s": 0.5}
     return evidence(fleet(step_open), *workers, **{**usual, **changes})
@@ -234,9 +226,6 @@ STATES: dict[str, Callable[[], Evidence]] = {
         worker("p0", waits=(IN_REDUCE,)),
         worker("p1", waits=(RANK, IN_REDUCE), still_s=4.0, wedged_in_s=296.0),
     ),
-    "an event loop does not run, as its process says": lambda: evidence(
-        fleet(step_open=False), silent("r1"), sessionless=(BLOCKED,)
-    ),
     "a reward never returns": lambda: at_work_on(SCORES),
     "an engine makes no token": lambda: at_work_on(LONG, still_s=20.0, wedged_in_s=280.0),
     "a generation is long": lambda: at_work_on(LONG, still_s=0.2),
@@ -255,23 +244,15 @@ STATES: dict[str, Callable[[], Evidence]] = {
     "payloads are stored as usual": lambda: evidence(
         fleet(), worker("r1", waits=(wait(WaitKind.STORE, "at it", age_s=2.0),))
     ),
-    "a hub does not answer": lambda: evidence(
-        Driven(), sessionless=(Process("p0", Role.POLICY, "b", 800, (HUB,)),)
-    ),
     "a member of a broken epoch has not reported": broken_epoch,
     "a stopping run writes its checkpoint": last_checkpoint,
     "recorded data": recorded,
     "two workers have no memory for weights": without_memory,
     "one of two has memory again": lambda: without_memory("r0"),
     "both have memory again": lambda: without_memory("r0", "r1"),
-    "nothing is up yet": starting,
-    "nothing is up after a minute": lambda: starting(since_commit_s=60.0),
-    "a large model is loaded": lambda: starting((WaitKind.MODEL, 90.0)),
-    "a rollout worker loads its model before any replica is there": lambda: evidence(
-        Driven(),
-        sessionless=(Process("r0", Role.ROLLOUT, "b", 800, (wait(WaitKind.MODEL, "loading /m"),)),),
-    ),
-    "a model is loaded for ever": lambda: starting((WaitKind.MODEL, 900.0)),
+    "nothing is up yet": lambda: evidence(Driven()),
+    "nothing is up after a minute": lambda: evidence(Driven(), since_commit_s=60.0),
+    "nothing is up after five minutes": lambda: evidence(Driven(), since_commit_s=300.0),
     "the first step": lambda: running(pace="", usual_step_s=0.0, since_commit_s=100.0),
     "healthy": running,
     "healthy, and a member computes": lambda: running(worker("p0", **COMPUTES)),
@@ -289,8 +270,12 @@ STATES: dict[str, Callable[[], Evidence]] = {
     "a seat is asked for": lambda: taking_turns(2.0, **PARKS),
     "a worker does not park": lambda: taking_turns(40.0, **PARKS, still_s=40.0),
     "a worker loads its model in its first turn": lambda: taking_turns(
+        90.0, by_step=False, waits=(wait(WaitKind.MODEL, "loading the model /m", "/m", 90.0),)
+    ),
+    "a worker loads its model for ever": lambda: taking_turns(
         900.0, by_step=False, waits=(wait(WaitKind.MODEL, "loading the model /m", "/m", 900.0),)
     ),
+    "a hub does not answer": lambda: taking_turns(30.0, by_step=False, waits=(HUB,)),
     "nothing is learned": lambda: running(unlearned="learns next to nothing"),
     "finished": lambda: over(Phase.FINISHED, ""),
     "failed": lambda: over(Phase.FAILED, "no replica is left"),
