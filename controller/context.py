@@ -34,7 +34,6 @@ from paceline.ids import Step
 from paceline.observe.projection import Projector
 from paceline.redis.client import parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity
-from paceline.token_texts import TextDecoder
 from paceline.worker_pools import desired_workers, limits_of
 
 
@@ -51,13 +50,11 @@ class ControllerContext:
     config_json: str = field(init=False)
     run_digest: str = field(init=False)  # Digest of the settings that are fixed for the run
     run_json: str = field(init=False)
-    texts: TextDecoder = field(init=False)
     projector: Projector = field(init=False)
 
     def __post_init__(self) -> None:
         self.config_digest, self.config_json = fleet_digest(self.config)
         self.run_digest, self.run_json = run_digest(self.config)
-        self.texts = TextDecoder(self.config)
         self.projector = Projector(self.run_dir)
 
     def open_exports(self) -> tuple[RunFiles, Exporters]:
@@ -71,7 +68,6 @@ class ControllerContext:
             self.run_dir,
             self.stores.payloads,
             self.projector,
-            fill_texts=self.texts.fill,
             may_write=may_write,
         )
         return RunFiles(self.run_dir, may_write=may_write), exporters

@@ -72,7 +72,7 @@ class Leader:
         self.limits = GroupLimits.of(config)
         self.long_polls = LongPolls()
         port = front_port(context.stores.worker_url)
-        self.sessions = Sessions(term, self.ledger, lambda: context.texts.available, port)
+        self.sessions = Sessions(term, self.ledger, port)
         self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
         """Last reports of living workers whose session has ended, by (worker id, incarnation)."""
         self.liveness = Liveness(config.fleet)

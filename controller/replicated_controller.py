@@ -74,7 +74,7 @@ class Controller:
         self.lease_until = 0.0
         self.rest_url = ""  # URL of this process's REST interface; empty: none
         self.settings = RunSettings(context, lambda: self.state)
-        self.groups = GroupReader(self.run_dir, self.payloads, context.texts.fill)
+        self.groups = GroupReader(self.run_dir, self.payloads)
         self._topic = WakeUps()
         self._rows: asyncio.Task[DatasetRows] | None = None
 

@@ -177,7 +177,6 @@ class RolloutWorker:
         self.admitted = True
         store = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         self.tasks.outbox.store = self.tasks.partials.store = store
-        self.tasks.texts = not reply.decodes_texts
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
         if self.config.recorded:
             return
@@ -309,8 +308,6 @@ class RolloutWorker:
             self.turns.directed(directive)
         if self.group_scores is not None:
             self.group_scores.directed(directive.scorers)
-        # The leader may be another one, on a host without the tokenizer.
-        self.tasks.texts = not directive.decodes_texts
         for ref in directive.cancelled:
             if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)

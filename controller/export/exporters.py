@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from controller.export.alerts import AlertThread
-from controller.export.group_content import FillTexts
 from controller.export.sample_archiver import SampleArchiver
 from paceline.config.schema import Config
 from paceline.observe.projection import Projector
@@ -116,7 +115,6 @@ class Exporters:
         payloads: PayloadStore,
         projector: Projector,
         *,
-        fill_texts: FillTexts,
         may_write: Callable[[], bool],
     ) -> None:
         self._config = config
@@ -127,9 +125,7 @@ class Exporters:
         self.alerts: AlertThread | None = None
         self.archive: SampleArchiver | None = None
         if config.archive.enabled:
-            self.archive = SampleArchiver(
-                config.archive, run_dir, payloads, fill_texts=fill_texts, may_write=may_write
-            )
+            self.archive = SampleArchiver(config.archive, run_dir, payloads, may_write=may_write)
 
     def start(self, started_t: float, progress: Callable[[], int | None]) -> None:
         """``started_t``: the run's start in its ledger, unix seconds. ``progress``: as for

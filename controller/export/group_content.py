@@ -1,7 +1,7 @@
 """Content of a group for people: the ledger's metadata, and the completions in its payload."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from paceline.observe.samples import ArchiveReader
 from paceline.payloads.store import PayloadStore
 from paceline.v1 import rollout_pb2
 
-FillTexts = Callable[[rollout_pb2.Group], None]  # decodes the texts that a payload lacks; blocks
 MOST_TOKENS = 8192  # longest list of tokens and log-probs of one completion
 FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENGTH: "length"}
 
@@ -65,9 +64,7 @@ class GroupGone(Exception):
     """The group has no samples, or none any more."""
 
 
-async def stored_group(
-    state: State, payloads: PayloadStore, fill_texts: FillTexts, group_id: str
-) -> dict[str, Any]:
+async def stored_group(state: State, payloads: PayloadStore, group_id: str) -> dict[str, Any]:
     """The fields of a Group, with its completions. Raises GroupGone."""
     task_id = TaskId(group_id)
     task = state.tasks.records.get(task_id)
@@ -78,7 +75,7 @@ async def stored_group(
     if payload is None:
         raise GroupGone(f"a checkpoint has just covered group {group_id}: its samples are gone")
     try:
-        return meta | await asyncio.to_thread(content_of, payload, fill_texts, tokens=True)
+        return meta | await asyncio.to_thread(content_of, payload, tokens=True)
     except DecodeError:
         problem = f"the stored payload of group {group_id} cannot be decoded"
         raise GroupGone(problem) from None
@@ -87,12 +84,8 @@ async def stored_group(
 class GroupReader:
     """Groups of a run: those whose samples are stored, and those of its archive."""
 
-    def __init__(self, run_dir: Path, payloads: PayloadStore, fill_texts: FillTexts) -> None:
-        self._archive, self._payloads, self._fill_texts = (
-            ArchiveReader(run_dir),
-            payloads,
-            fill_texts,
-        )
+    def __init__(self, run_dir: Path, payloads: PayloadStore) -> None:
+        self._archive, self._payloads = ArchiveReader(run_dir), payloads
 
     async def matching(self, state: State, chosen: Filter) -> Sequence[GroupSummary]:
         """Groups that are not dropped; of a row, dropped ones as well."""
@@ -105,7 +98,7 @@ class GroupReader:
     async def whole(self, state: State, group_id: str) -> dict[str, Any]:
         """The fields of a Group. Raises GroupGone."""
         try:
-            return await stored_group(state, self._payloads, self._fill_texts, group_id)
+            return await stored_group(state, self._payloads, group_id)
         except GroupGone:
             archived = await asyncio.to_thread(self._archive.group, group_id)
             if archived is not None and archived["completions"]:
@@ -124,11 +117,10 @@ def _reason_of_absence(state: State, task: Task | None, group_id: str) -> str:
     return f"there is no group {group_id[:32]!r}, or its samples were deleted long ago"
 
 
-def content_of(payload: bytes, fill_texts: FillTexts, *, tokens: bool = False) -> dict[str, Any]:
+def content_of(payload: bytes, *, tokens: bool = False) -> dict[str, Any]:
     """Prompt and completions as JSON values, and the times that they took. ``tokens``: with tokens
     and log-probs, which take a hundred times as long. Raises DecodeError."""
     message = rollout_pb2.Group.FromString(payload)
-    fill_texts(message)
     samples = [sent for sent in message.completions if not sent.HasField("branch")]
     rewards = np.array([sent.reward for sent in samples] or [0.0])
     # The mean of equal rewards may round: they differ from it, and not from one another.

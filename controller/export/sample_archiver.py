@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from controller.export.group_content import FillTexts, content_of, meta_of
+from controller.export.group_content import content_of, meta_of
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import ordinal_of
 from paceline.config.sections.services import ArchiveConfig
@@ -62,7 +62,6 @@ class SampleArchiver:
         run_dir: Path,
         payloads: PayloadStore,
         *,
-        fill_texts: FillTexts,
         may_write: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,7 +71,6 @@ class SampleArchiver:
         self._config = config
         self._run_dir = run_dir
         self._payloads = payloads
-        self._fill_texts = fill_texts
         self._may_write = may_write
         self._steps: list[_Step] = []  # steps, and dropped groups, that are in no file yet
         self._writing = asyncio.Lock()
@@ -166,7 +164,7 @@ class SampleArchiver:
     def _contents(self, payloads: list[bytes | None]) -> list[dict[str, str]]:
         """Content as text at once: the objects of a minute's completions would make every garbage
         collection a pause. Empty if the payload is gone."""
-        found = (content_of(p, self._fill_texts) if p else None for p in payloads)
+        found = (content_of(p) if p else None for p in payloads)
         return [c | {"completions": json.dumps(c["completions"])} if c else {} for c in found]
 
     def _take(self, size: int) -> float:

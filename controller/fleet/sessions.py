@@ -47,16 +47,9 @@ class ServerSession:
 class Sessions:
     """All open sessions of one leader. A newer stream of an incarnation ends its older one."""
 
-    def __init__(
-        self,
-        term: int,
-        ledger: Ledger,
-        decodes_texts: Callable[[], bool] = lambda: False,
-        redis_port: int = 0,
-    ) -> None:
+    def __init__(self, term: int, ledger: Ledger, redis_port: int = 0) -> None:
         self._term = term
         self._ledger = ledger
-        self._decodes_texts = decodes_texts
         self._redis_port = redis_port
         self._seq = 0
         self._open: dict[tuple[str, int], ServerSession] = {}
@@ -104,11 +97,11 @@ class Sessions:
 
     def _grounds(self) -> Callable[[ServerSession], Grounds]:
         """Grounds of a session's directive at this moment."""
-        grounds_of, decodes_texts = directive_grounds(self._ledger.state), self._decodes_texts()
+        grounds_of = directive_grounds(self._ledger.state)
 
         def of(session: ServerSession) -> Grounds:
             firm, leases = grounds_of(*session.key)
-            return Grounds((firm, decodes_texts), (leases, session.report.seq))
+            return Grounds(firm, (leases, session.report.seq))
 
         return of
 
@@ -121,7 +114,6 @@ class Sessions:
     def _build(self, session: ServerSession) -> worker_pb2.Directive:
         """The desired state of the session's worker, without term and seq."""
         directive = directive_of(self._ledger.state, *session.key, session.report)
-        directive.decodes_texts = self._decodes_texts()
         directive.redis_port = self._redis_port
         return directive
 

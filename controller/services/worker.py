@@ -70,7 +70,6 @@ async def register(
         lease_ttl_s=fleet.lease_ttl_s,
         run_dir=str(context.run_dir),
         payload_urls=context.stores.payload_urls,
-        decodes_texts=context.texts.available,
     )
 
 

@@ -52,20 +52,12 @@ class EncodedGroup:
 
 
 def encode_group(
-    group: rollout_pb2.Group, limits: GroupLimits, newest_version: int, *, texts: bool = True
+    group: rollout_pb2.Group, limits: GroupLimits, newest_version: int
 ) -> EncodedGroup:
-    """Checks all of ``group``, as ``check_group`` does, and encodes it. ``texts`` False: the
-    payload has none. They follow from the tokens, and would be a third of it. Raises Invalid."""
+    """Checks all of ``group``, as ``check_group`` does, and encodes it. Raises Invalid."""
     meta = check_group(group, limits, newest_version)
     if group.kind == rollout_pb2.TASK_KIND_EVAL:
         return EncodedGroup(meta, b"")
-    if not texts:
-        bare = rollout_pb2.Group()
-        bare.CopyFrom(group)
-        bare.ClearField("prompt_text")
-        for completion in bare.completions:
-            completion.ClearField("text")
-        group = bare
     payload = encode(group)
     meta.digest = payload_digest(payload)
     return EncodedGroup(meta, payload)

@@ -114,7 +114,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ..., cgroup: _Optional[str] = ..., memory_kills: _Optional[int] = ..., release: _Optional[str] = ..., origins: _Optional[_Mapping[str, str]] = ..., seat: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("run_id", "rendezvous_url", "version", "heartbeat_s", "lease_ttl_s", "run_dir", "payload_urls", "decodes_texts")
+    __slots__ = ("run_id", "rendezvous_url", "version", "heartbeat_s", "lease_ttl_s", "run_dir", "payload_urls")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_URL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -122,7 +122,6 @@ class RegisterReply(_message.Message):
     LEASE_TTL_S_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_URLS_FIELD_NUMBER: _ClassVar[int]
-    DECODES_TEXTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     rendezvous_url: str
     version: int
@@ -130,8 +129,7 @@ class RegisterReply(_message.Message):
     lease_ttl_s: float
     run_dir: str
     payload_urls: _containers.RepeatedScalarFieldContainer[str]
-    decodes_texts: bool
-    def __init__(self, run_id: _Optional[str] = ..., rendezvous_url: _Optional[str] = ..., version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., lease_ttl_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., payload_urls: _Optional[_Iterable[str]] = ..., decodes_texts: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., rendezvous_url: _Optional[str] = ..., version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., lease_ttl_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., payload_urls: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits", "parity_failures", "parity_detail", "load_failures", "load_detail", "seen_term", "seat")
@@ -207,7 +205,7 @@ class Wait(_message.Message):
     def __init__(self, kind: _Optional[_Union[WaitKind, str]] = ..., what: _Optional[str] = ..., of: _Optional[str] = ..., age_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "leave_step", "scorers", "decodes_texts", "seat", "redis_port")
+    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "leave_step", "scorers", "seat", "redis_port")
     TERM_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -219,7 +217,6 @@ class Directive(_message.Message):
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     LEAVE_STEP_FIELD_NUMBER: _ClassVar[int]
     SCORERS_FIELD_NUMBER: _ClassVar[int]
-    DECODES_TEXTS_FIELD_NUMBER: _ClassVar[int]
     SEAT_FIELD_NUMBER: _ClassVar[int]
     REDIS_PORT_FIELD_NUMBER: _ClassVar[int]
     term: int
@@ -233,10 +230,9 @@ class Directive(_message.Message):
     checkpoint_step: int
     leave_step: bool
     scorers: _containers.RepeatedCompositeFieldContainer[Scorer]
-    decodes_texts: bool
     seat: Seat
     redis_port: int
-    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ..., decodes_texts: _Optional[bool] = ..., seat: _Optional[_Union[Seat, _Mapping]] = ..., redis_port: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ..., seat: _Optional[_Union[Seat, _Mapping]] = ..., redis_port: _Optional[int] = ...) -> None: ...
 
 class Seat(_message.Message):
     __slots__ = ("name", "grant", "hold")

@@ -67,8 +67,6 @@ class TaskRunner:
     tasks_to_lease: Callable[[float], int]
     unwanted: Callable[[], str]
     engine_died: Callable[[EngineError], None]
-    texts: bool = True
-    """False: the controller decodes tokens for people, and payloads are stored without texts."""
     round_trip_s: float = 0.01  # Moving average over calls that found tasks at once. Seconds.
     empty_reason: rollout_pb2.EmptyReason = rollout_pb2.EMPTY_REASON_UNSPECIFIED
     """Reason for which the newest reply had no tasks; unspecified if there were some."""
@@ -194,7 +192,7 @@ class TaskRunner:
         here, before anybody else has anything of it."""
         size = len(group.prompt_tokens) + len(group.prompt_routes)
         size += sum(len(c.tokens) + len(c.routes) for c in group.completions)
-        encode = partial(encode_group, group, self.limits, ANY, texts=self.texts)
+        encode = partial(encode_group, group, self.limits, ANY)
         try:
             # In a thread: a large group takes some time, and the session must go on.
             encoded = encode() if size <= _INLINE_BYTES else await asyncio.to_thread(encode)

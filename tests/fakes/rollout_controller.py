@@ -47,7 +47,6 @@ class RolloutController(Peer):
         """As a controller that does not lead."""
         self.verdict: int | None = None
         """Instead of ACCEPTED."""
-        self.decodes_texts = False
         self.too_large: set[str] = set()
         """Tasks whose rows fit into no reply: they are dropped when they are leased."""
         self._to_lease: list[rollout_pb2.Lease] = []
@@ -119,7 +118,6 @@ class RolloutController(Peer):
                 seq=self._seq,
                 lifecycle=worker_pb2.LIFECYCLE_REJOIN if dead else self.lifecycle,
                 cancelled=self.cancelled,
-                decodes_texts=self.decodes_texts,
             )
 
     async def LeaseTasks(self, request: Any, context: Any) -> rollout_pb2.LeaseReply:

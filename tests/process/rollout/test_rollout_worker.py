@@ -193,17 +193,6 @@ async def test_a_task_leased_twice_by_a_repeated_reply_is_generated_once(play: P
         assert len(scene.engine.requests) == 1
 
 
-async def test_texts_are_sent_to_a_leader_that_cannot_decode_and_to_no_other(play: Play) -> None:
-    """After a failover the leader may be on another host, without the tokenizer."""
-    async with play() as scene:
-        controller, tasks = scene.controller, scene.worker.tasks
-        assert tasks.texts
-        controller.decodes_texts = True
-        await until(lambda: not tasks.texts)
-        controller.decodes_texts = False
-        await until(lambda: tasks.texts)
-
-
 async def test_a_lease_of_which_no_row_fits_into_the_reply_is_not_asked_for_again(
     play: Play,
 ) -> None:

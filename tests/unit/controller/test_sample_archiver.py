@@ -42,7 +42,7 @@ class Payloads:
 
 
 def archiver_of(run_dir: Path, payloads: Any, **named: Any) -> SampleArchiver:
-    usual = {"fill_texts": lambda group: None, "may_write": lambda: True}
+    usual = {"may_write": lambda: True}
     return SampleArchiver(ArchiveConfig(), run_dir, payloads, **{**usual, **named})
 
 
@@ -141,7 +141,7 @@ def test_rewards_are_told_relative_to_their_group_and_equal_ones_as_0(
         group.completions.add(reward=reward)
         branch = rollout_pb2.Branch(of=len(group.completions) - 1, prefix=5)
         group.completions.add(branch=branch)
-    told = content_of(group.SerializeToString(), lambda group: None)["completions"]
+    told = content_of(group.SerializeToString())["completions"]
     for kind in (told[::2], told[1::2]):
         assert [completion["relative_reward"] for completion in kind] == pytest.approx(relative)
         assert [completion["reward"] for completion in kind] == rewards

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.ids import ANY
 from paceline.payloads.group_limits import GroupLimits
-from paceline.payloads.group_payload import EncodedGroup, decode, encode_group, payload_digest
+from paceline.payloads.group_payload import EncodedGroup, encode_group, payload_digest
 from paceline.payloads.store import Ref, StoreFull, StoreUnavailable
 from paceline.process import waits
 from paceline.v1 import common_pb2, rollout_pb2
@@ -24,7 +24,6 @@ from testbed.patience import patient
 from testbed.workers.fake_workers import make_group
 from tests.fakes.engine import FakeEngine
 from tests.fakes.payload_store import ScriptedStore
-from tests.fixtures.policy_models import random_groups
 
 LIMITS = GroupLimits(group_size=2, max_sequence_tokens=ANY, vocabulary=100, eval_samples=2)
 
@@ -193,29 +192,3 @@ async def test_the_wait_for_a_store_that_refuses_at_once_lasts_from_the_first_re
         store.failures.clear()
         await held.until(lambda: not len(held))
         assert box._away_since is None
-
-
-def longer_group() -> rollout_pb2.Group:
-    (group,) = random_groups(1, group_size=3, seed=1, vocab=15, longest=400, shortest=300)
-    group.prompt_text = "what the tokens say"
-    for completion in group.completions:
-        completion.text = "word" * (len(completion.tokens) // 4)
-    return group
-
-
-def test_a_payload_without_texts_is_a_third_smaller_and_otherwise_the_same() -> None:
-    group, limits = longer_group(), GroupLimits(group_size=3, max_sequence_tokens=ANY)
-    # In either order: the group keeps its texts.
-    whole, bare, again = (
-        encode_group(group, limits, ANY, texts=texts) for texts in (True, False, True)
-    )
-    assert again == whole and len(bare.payload) < 0.68 * len(whole.payload)
-    assert bare.meta.digest == payload_digest(bare.payload)
-    whole.meta.digest = bare.meta.digest
-    assert whole.meta == bare.meta
-    left = decode(bare.payload)
-    assert not left.prompt_text and not any(c.text for c in left.completions)
-    left.prompt_text = group.prompt_text
-    for completion, before in zip(left.completions, group.completions, strict=True):
-        completion.text = before.text
-    assert left == group
