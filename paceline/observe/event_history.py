@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,11 +13,7 @@ Key = tuple[tuple[int, ...], int]  # Journal position and number within it: orde
 MOST_EVENTS = 20_000
 MOST_COMMITS = 2_000
 MOST_OPEN = 256
-MOST_MARKS = 10_000
 
-STEERED = frozenset(
-    {EventType.SCALED, EventType.DRAINED, EventType.SETTINGS_CHANGED, EventType.RUN_EXTENDED}
-)  # Besides faults and checkpoints, the events that learning curves carry a mark for
 Status = Literal["", "finished", "failed", "interrupted"]
 ENDS: Mapping[str, Status] = {EventType.RUN_FINISHED: "finished", EventType.RUN_FAILED: "failed"}
 """Status of a run after each event that ends it for good."""
@@ -71,14 +67,24 @@ class ListedEvent:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+_MARKED = frozenset(
+    {
+        *(EventType.SCALED, EventType.DRAINED, EventType.SETTINGS_CHANGED),
+        *(EventType.RUN_EXTENDED, EventType.CHECKPOINT_RECORDED),
+    }
+)  # Besides faults, the events that learning curves carry a mark for
+KINDS: Mapping[str, Callable[[ListedEvent], bool]] = {
+    "all": lambda event: True,
+    "notable": lambda event: event.type not in AT_EVERY_STEP,
+    "faults": lambda event: event.is_fault,
+    "marks": lambda event: event.is_fault or event.type in _MARKED,
+}
+
+
 @dataclass(slots=True)
 class EventHistory:
-    drops: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=500))
     _events: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     _routine: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_COMMITS))
-    # Kept apart: a long run's checkpoints would push out the rest.
-    _marks: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
-    _saved: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     _open: list[ListedEvent] = field(default_factory=list)
     """Faults after which no step has been committed yet."""
 
@@ -88,20 +94,10 @@ class EventHistory:
             for fault in self._open:
                 fault.commit_s = round(event.t - fault.t, 3)
             self._open.clear()
-        if event.type in AT_EVERY_STEP:
-            self._routine.append(event)
-            return
-        self._events.append(event)
-        if event.type == EventType.TASK_DROPPED:
-            self.drops.append(event)
-            return
-        if event.is_fault:
+        (self._routine if event.type in AT_EVERY_STEP else self._events).append(event)
+        if event.is_fault and event.type != EventType.TASK_DROPPED:
             self._open.append(event)
             del self._open[:-MOST_OPEN]
-        if event.type == EventType.CHECKPOINT_RECORDED:
-            self._saved.append(event)
-        elif event.is_fault or event.type in STEERED:
-            self._marks.append(event)
 
     def after(
         self,
@@ -113,31 +109,26 @@ class EventHistory:
         steps: tuple[int, int] = (0, 1 << 62),
     ) -> list[ListedEvent]:
         """Events after ``key``, oldest first, at most ``limit``; ``newest``: the last of them.
-        ``kinds``: all, notable (without commits), faults, or marks. Checkpoints get the room that
-        the other marks leave; if they do not fit, every n-th is returned. ``steps``: only events
-        with at least and at most so many committed steps."""
+        ``kinds``: all, notable (without commits), faults, or marks. The newest checkpoints get the
+        room that the other marks leave. ``steps``: only events with at least and at most so many
+        committed steps."""
+        marks = newest and kinds == "marks"
+        most = limit if newest and not marks else None
 
-        def taken(pool: deque[ListedEvent], most: int | None = None) -> list[ListedEvent]:
+        def taken(pool: deque[ListedEvent]) -> list[ListedEvent]:
             """From the newest backwards: a follower asks for the few that came last."""
             found: list[ListedEvent] = []
             for event in reversed(pool):
                 if (key is not None and event.key <= key) or len(found) == most:
                     break
-                if steps[0] <= event.step <= steps[1] and (kinds != "faults" or event.is_fault):
+                if steps[0] <= event.step <= steps[1] and KINDS[kinds](event):
                     found.append(event)
             return found
 
-        def in_order(*parts: list[ListedEvent]) -> list[ListedEvent]:
-            return sorted((e for part in parts for e in part), key=lambda e: e.key)
-
-        if kinds == "marks":
-            marks, saved = in_order(taken(self._marks), taken(self.drops)), taken(self._saved)
-            if newest:
-                marks = marks[-limit:]
-                room = limit - len(marks)
-                saved = saved[:: -(-len(saved) // room) or 1] if room else []
-            return in_order(marks, saved)[:limit]
-        most = limit if newest else None
-        pools = (self._events, self._routine) if kinds == "all" else (self._events,)
-        found = in_order(*(taken(pool, most) for pool in pools))
+        found = [*taken(self._events), *taken(self._routine)]
+        if marks:
+            # Newest first; a long run's checkpoints would push out the rest.
+            found.sort(key=lambda event: event.type == EventType.CHECKPOINT_RECORDED)
+            del found[limit:]
+        found.sort(key=lambda event: event.key)
         return found[-limit:] if newest else found[:limit]

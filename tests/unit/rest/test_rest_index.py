@@ -109,8 +109,7 @@ def test_a_long_runs_checkpoints_push_out_no_other_mark() -> None:
         add(run, f"{step + 9}-0", 1, 2.0, saved)
     marks = run.history.after(None, limit=100, kinds="marks", newest=True)
     assert [e.type for e in marks[:3]] == ["Scaled", "WorkerDied", "Drained"]
-    spread = [e.step for e in marks[3:]]
-    assert 60 < len(spread) <= 97 and spread[-1] == 3000 and spread[0] < 60
+    assert [e.step for e in marks[3:]] == list(range(2904, 3001))
     near = run.history.after(None, limit=100, kinds="marks", newest=True, steps=(2001, 2010))
     assert [e.step for e in near] == list(range(2001, 2011))
     assert [e.type for e in run.history.after(None, limit=2, kinds="marks", newest=True)] == [
