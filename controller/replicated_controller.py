@@ -70,8 +70,7 @@ class Controller:
         """Reason why a standby cannot follow the journal; empty once it does."""
         self._trouble_since = context.clock.monotonic()
         self.lease_holder: LeaderIdentity | None = None
-        """Standby: who held the lease when it last looked, and until when if it is not renewed."""
-        self.lease_until = 0.0
+        """Standby: who held the lease when it last looked."""
         self.rest_url = ""  # URL of this process's REST interface; empty: none
         self.settings = RunSettings(context, lambda: self.state)
         self.groups = GroupReader(self.run_dir, self.payloads)
@@ -165,7 +164,7 @@ class Controller:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
             holder, left_s = await stores.election.holder()
-            self.lease_holder, self.lease_until = holder, self.clock.monotonic() + left_s
+            self.lease_holder = holder
             # Back in the very millisecond in which a lease that is not renewed runs out.
             block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:

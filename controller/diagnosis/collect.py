@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of, pace_of
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.evidence import Evidence, LeaseEvidence, WorkerEvidence
+from controller.diagnosis.evidence import Culprit, CulpritKind, Evidence, WorkerEvidence
 from controller.directives import message_of
 from controller.leader import Leader
 from controller.ledger.state.fleet import Worker
@@ -75,7 +75,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         payloads=f"the payload store ({stores})",
         redis_kernel=kernel_state(redis_pid) if redis_pid else None,
         redis_pid=redis_pid or 0,
-        lease=_lease(controller),
+        leader=_leader(controller),
         own_waits=own,
         workers=() if leader is None else tuple(_worker(leader, w, now) for w in living),
         now_t=controller.clock.time(),
@@ -139,20 +139,11 @@ def _waits(messages: Iterable[worker_pb2.Wait], older_s: float) -> tuple[Wait, .
     return tuple(wait for wait in found if wait is not None)
 
 
-def _lease(controller: Controller) -> LeaseEvidence:
-    """The lease as this standby last saw it. A leader renews it four times in its length."""
-    holder = controller.lease_holder
-    if controller.leader is not None or holder is None:
-        return LeaseEvidence()
-    left_s = max(0.0, controller.lease_until - controller.clock.monotonic())
-    return LeaseEvidence(
-        holder.controller_id,
-        holder.host,
-        holder.pid,
-        left_s,
-        max(0.0, controller.config.controller.leader_lease_s - left_s),
-        _local_kernel(holder.host, holder.pid),
-    )
+def _leader(controller: Controller) -> str:
+    """Who held the lease when this standby last looked."""
+    if (holder := controller.lease_holder) is None:
+        return ""
+    return Culprit(CulpritKind.CONTROLLER, holder.controller_id, holder.host, holder.pid).words
 
 
 def _local_kernel(host: str, pid: int) -> KernelState | None:

@@ -139,16 +139,6 @@ class WorkerEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEvidence:
-    holder: str = ""  # controller id; empty: nobody holds it
-    host: str = ""
-    pid: int = 0
-    left_s: float = 0.0
-    silent_s: float = 0.0  # since it was renewed, by its length
-    kernel: KernelState | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     state: State
     limits: FleetConfig
@@ -160,7 +150,7 @@ class Evidence:
     payloads: str = "the payload store"
     redis_kernel: KernelState | None = None
     redis_pid: int = 0
-    lease: LeaseEvidence = LeaseEvidence()
+    leader: str = ""  # who leads, as a standby knows; empty: nobody
     own_waits: tuple[Wait, ...] = ()
     workers: tuple[WorkerEvidence, ...] = ()
     now_t: float = 0.0  # Unix seconds

@@ -87,26 +87,19 @@ def dataset(e: Evidence) -> Diagnosis | None:
 
 
 def leadership(e: Evidence) -> Diagnosis | None:
-    """A standby's view, and a leader whose lease has run out."""
-    lease, stuck = e.lease, Severity.ERROR
+    """A leader whose lease has run out, and a standby's view."""
     if e.trouble:
-        culprit = Culprit(CulpritKind.CONTROLLER, e.controller_id)
+        culprit, stuck = Culprit(CulpritKind.CONTROLLER, e.controller_id), Severity.ERROR
         following = "it or a standby takes the lease" if e.leads else ""
         return Diagnosis("the run", culprit, e.trouble, e.trouble_s, following, severity=stuck)
     if e.leads:
         return None
-    if not lease.holder:
+    if not e.leader:
         because = f"waits for a leader: {e.controller_id} stands by, and nobody holds the lease"
         following = "a standby takes the lease at once"
         return Diagnosis("the run", because=because, next=following, severity=Severity.WARNING)
-    leader = Culprit(CulpritKind.CONTROLLER, lease.holder, lease.host, lease.pid)
-    ends = f"its lease runs out in {seconds(lease.left_s)}"
-    if lease.kernel is not None and lease.kernel.stopped:
-        because, following = "stopped while it leads", f"{ends}, and {e.controller_id} takes over"
-        remedy = f"Continue it: kill -CONT {lease.pid} on {lease.host}"
-        return Diagnosis("the run", leader, because, lease.silent_s, following, remedy, stuck)
-    because = f"is led by {leader.words}; {e.controller_id} stands by and cannot see the workers"
-    return Diagnosis("the run", because=because, next=f"if the leader ends, {ends}")
+    because = f"is led by {e.leader}; {e.controller_id} stands by and cannot see the workers"
+    return Diagnosis("the run", because=because)
 
 
 def checkpoint(e: Evidence) -> Diagnosis | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.evidence import Diagnosis, Evidence, LeaseEvidence
+from controller.diagnosis.evidence import Diagnosis, Evidence
 from controller.ledger import decisions as cmd
 from controller.ledger.enums import Phase, SuspendStage
 from controller.status import unlearned
@@ -212,7 +212,7 @@ def over(phase: Phase, reason: str) -> Evidence:
 PARKS: dict[str, Any] = {"activity": "giving the device up", "wedged_in_s": 260.0}
 AWAY: dict[str, Any] = {"trouble": "waiting for Redis (TimeoutError)", "trouble_s": 4.0}
 COMPUTES = {"wedged_in_s": 299.0, "activity": "step 1: computing 2 groups"}
-NO_LEADER: dict[str, Any] = {"leads": False, "controller_id": "c1", "lease": LeaseEvidence()}
+NO_LEADER: dict[str, Any] = {"leads": False, "controller_id": "c1"}
 
 STATES: dict[str, Callable[[], Evidence]] = {
     "a member computes, and the other waits for it": lambda: evidence(
@@ -264,6 +264,7 @@ STATES: dict[str, Callable[[], Evidence]] = {
     "stopped for now": lambda: at_rest(phase=Phase.SUSPENDED),
     "paused while Redis is away": lambda: at_rest(PAUSE, **AWAY),
     "without a leader": lambda: running(**NO_LEADER),
+    "asked of a standby": lambda: running(**NO_LEADER, leader="c0 (host b, pid 7)"),
     "two of four workers are dead": lambda: without("p1", "r1"),
     "all replicas are dead": lambda: without("p0", "p1"),
     "the last evaluation": last_evaluation,
