@@ -1,6 +1,6 @@
 """Group commit: all events decided during one append go to the journal in the next append.
 
-    ledger ──events──► open batch ──flush──► Redis ──► waiters, observer, what on_flush returned
+    ledger ──events──► open batch ──flush──► Redis ──► waiters, projector, what on_flush returned
 
 - Only one append is under way at a time. Events decided meanwhile form the next batch.
 - Waiters resume only once the batch is durable.
@@ -50,12 +50,12 @@ class GroupCommit:
         on_flush: Callable[[Sequence[Event]], Callable[[Entry], None]],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Goes on where ``replica`` stands, with its ledger and for its observer. ``on_flush`` runs
-        when a batch is closed, with the ledger exactly at the batch's end. It returns what is done
+        """Goes on where ``replica`` stands, with its ledger and projector. ``on_flush`` runs when a
+        batch is closed, with the ledger exactly at the batch's end. It returns what is done
         once the batch is durable."""
         self._journal = journal
         self._term = term
-        self._ledger, self._observer = replica.ledger, replica.observer
+        self._ledger, self._projector = replica.ledger, replica.projector
         self.at = replica.at  # Position of the newest batch that is durable
         self._on_flush = on_flush
         self._clock = clock
@@ -111,8 +111,8 @@ class GroupCommit:
             if not waiter.done():
                 waiter.set_result(None)
         entry = Entry(self.at, self._term, t, events, batch.events)
-        if self._observer is not None:
-            self._observer.post(entry.at.entry, entry.t, entry.records)
+        if self._projector is not None:
+            self._projector.post(entry.at.entry, entry.t, entry.records)
         when_durable(entry)
 
     async def _append(self, t: float, events: Sequence[Mapping[str, Any]]) -> Position:

@@ -1,10 +1,9 @@
 """Copy of the ledger from the journal: a standby keeps it current, a leader starts from it. Beside
 it the totals of a projection, which are cached in the ledger's snapshot."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
 
 from controller.ledger.codec import decode
 from controller.ledger.enums import Kind
@@ -13,16 +12,7 @@ from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
 from controller.store.journal import START, Entry, Journal, JournalGap, LedgerSnapshot, Position
 from paceline.observe.coverage import CoverageReport
-from paceline.observe.projection import Totals
-
-
-class Observer(Protocol):
-    """A projector: it takes what the ledger is made from."""
-
-    def begin(self, totals: Callable[[], Totals] | None, position: str) -> bool:
-        """Returns whether it lacks what was journalled up to ``position``, that of the totals."""
-
-    def post(self, position: str, t: float, records: Sequence[Mapping[str, Any]]) -> None: ...
+from paceline.observe.projection import Projector, Totals
 
 
 @dataclass(slots=True)
@@ -30,18 +20,18 @@ class LedgerFollower:
     ledger: Ledger
     at: Position
     snapshot_at: str = ""  # Stream id of the snapshot that was loaded; empty: none
-    observer: Observer | None = None
+    projector: Projector | None = None
 
     @classmethod
-    async def load(cls, journal: Journal, observer: Observer | None = None) -> "LedgerFollower":
+    async def load(cls, journal: Journal, projector: Projector | None = None) -> "LedgerFollower":
         """Loads the newest snapshot and applies the journal after it."""
         while True:
             snapshot = await journal.load_snapshot()
             replica = cls.of_snapshot(snapshot)
-            if observer is not None:
+            if projector is not None:
                 totals = None if snapshot is None else partial(totals_of, snapshot)
-                lacks_past = observer.begin(totals, replica.snapshot_at)
-                replica.observer = observer
+                lacks_past = projector.begin(totals, replica.snapshot_at)
+                replica.projector = projector
                 if snapshot is not None and lacks_past:
                     await replica.tell_past(journal)
             try:
@@ -54,7 +44,7 @@ class LedgerFollower:
                     raise
 
     async def tell_past(self, journal: Journal) -> None:
-        """Shows the observer the entries before the snapshot, as far as they are still there."""
+        """Shows the projector the entries before the snapshot, as far as they are still there."""
         position = START
         while entries := await journal.scan(position, until=self.snapshot_at):
             for entry in entries:
@@ -62,8 +52,8 @@ class LedgerFollower:
             position = entries[-1].at.entry
 
     def _show(self, entry: Entry) -> None:
-        if self.observer is not None:
-            self.observer.post(entry.at.entry, entry.t, entry.records)
+        if self.projector is not None:
+            self.projector.post(entry.at.entry, entry.t, entry.records)
 
     @classmethod
     def of_snapshot(cls, snapshot: LedgerSnapshot | None) -> "LedgerFollower":

@@ -7,15 +7,13 @@ leader continues where the last complete line ends:
 - ``last_position`` is where to replay the journal from. It may lie before the last line.
 - ``record`` skips what the files already hold, so a replay never writes a line twice.
 
-Events without text (leases, accepted groups, votes) are counted, not listed: the line of a
-committed step carries the counts since the step before it.
+Events without text (leases, accepted groups, votes) are in no file.
 """
 
 import io
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -127,7 +125,6 @@ class RunFileWriter:
         self._run_dir = run_dir
         self._events = JsonLinesFile(run_dir / "events.jsonl")
         self._metrics = JsonLinesFile(run_dir / "metrics.jsonl")
-        self._counts: Counter[str] = Counter()
         self._position, self._index, self._previous = "", -1, ""
         self._place = position_key("")
         self._listed, self.last_position = _last_line(run_dir / "events.jsonl")
@@ -144,8 +141,6 @@ class RunFileWriter:
             self._place = position_key(position)
         self._index += 1
         key = (self._place, self._index)
-        kind = str(event.get("type", ""))
-        self._counts[kind] += 1
         head = {"position": position, "n": self._index, "t": round(t, 3)}
         # Before the event's own line: if the process dies between the two, the next leader replays
         # from before both.
@@ -153,20 +148,15 @@ class RunFileWriter:
             self._metrics.append({**head, **row})
             self._measured = key
         if not is_listed(event):
-            if kind == EventType.TASK_DROPPED:
-                self._counts[f"dropped_{event.get('reason', 'unknown')}"] += 1
             return
         if key > self._listed:
             line = {**head, **finite(event)}
-            if kind == EventType.STEP_COMMITTED:
+            if event.get("type") == EventType.STEP_COMMITTED:
                 line["after"] = self._previous
-                line["counts"] = dict(self._counts)
             self._events.append(line)
             self._listed = key
         # Also if the line was there: the leader before may have died between the two.
         set_links(self._run_dir, event)
-        if kind == EventType.STEP_COMMITTED:
-            self._counts.clear()
 
     def keep_place(self) -> bool:
         """Puts the files of this writer back at their paths; whether others lay there."""

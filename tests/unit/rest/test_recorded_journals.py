@@ -155,7 +155,7 @@ async def test_a_projection_that_begins_with_files_and_a_snapshot_goes_on_as_the
     entries = entries_of(name)
     writer, whole = RunFileWriter(tmp_path), Projector(tmp_path / "none", inline=True)
     follower = LedgerFollower.of_snapshot(None)
-    follower.observer = whole
+    follower.projector = whole
     snapshot: LedgerSnapshot | None = None
     for number, entry in enumerate(entries):
         follower.apply([entry])
@@ -170,7 +170,7 @@ async def test_a_projection_that_begins_with_files_and_a_snapshot_goes_on_as_the
     assert snapshot is not None
     assert not again.begin(partial(totals_of, snapshot), snapshot.at.entry)
     restarted = LedgerFollower.of_snapshot(snapshot)
-    restarted.observer = again
+    restarted.projector = again
     restarted.apply(entries[len(entries) // 3 + 1 :])
     for question in (
         listed_of,
