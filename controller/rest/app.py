@@ -1,17 +1,16 @@
 """REST application: /api/v1, probes, Prometheus metrics and the dashboard."""
 
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from controller.replicated_controller import Controller
 from controller.rest import commands, queries
-from controller.rest.auth import OPEN_PATHS, RestAuth
+from controller.rest.auth import RestAuth
 from controller.rest.prometheus import PrometheusMetrics
-from controller.rest.schemas import Problem, ProblemModel, answer_problems, documented
+from controller.rest.schemas import PROBLEMS, Problem, answer_problems
 from controller.status import trouble_of
 
 STATIC = Path(__file__).parent / "static"
@@ -61,6 +60,7 @@ class Rest:
             redoc_url=None,
             openapi_url="/api/v1/openapi.json",
             redirect_slashes=False,
+            responses=PROBLEMS,
         )
         answer_problems(api)
         api.include_router(queries.router(controller))
@@ -71,28 +71,15 @@ class Rest:
         async def healthz() -> dict[str, str]:
             return {"status": "alive"}
 
-        @api.get(
-            "/readyz",
-            summary="Whether the controller leads or follows the journal",
-            tags=["probes"],
-            responses=documented(503),
-        )
+        @api.get("/readyz", summary="Ready: leads or follows the journal", tags=["probes"])
         async def readyz() -> dict[str, str]:
             if trouble := trouble_of(controller):
                 raise Problem(503, trouble, {"Retry-After": "1"})
             return {"status": "leader" if controller.leader is not None else "standby"}
 
-        @api.get(
-            "/metrics",
-            summary="Prometheus metrics",
-            tags=["probes"],
-            response_class=Response,
-            responses={
-                200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-                **documented(401, 500, 503),
-            },
-        )
+        @api.get("/metrics", tags=["probes"], response_class=PlainTextResponse)
         async def metrics() -> Response:
+            """Prometheus metrics."""
             await controller.context.projector.look()
             return Response(exposition.text(), media_type=PrometheusMetrics.content_type)
 
@@ -101,28 +88,4 @@ class Rest:
             return FileResponse(STATIC / "index.html")
 
         api.mount("/static", StaticFiles(directory=STATIC), name="static")
-        describe = api.openapi
-
-        def description() -> dict[str, Any]:
-            if api.openapi_schema is None:
-                api.openapi_schema = _described(describe())
-            return api.openapi_schema
-
-        api.openapi = description  # type: ignore[method-assign]
         return api
-
-
-def _described(schema: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's ``schema`` with the security of each operation and the problem details."""
-    parts = schema.setdefault("components", {})
-    named = parts.setdefault("schemas", {})
-    named["Problem"] = ProblemModel.model_json_schema()
-    for unused in ("HTTPValidationError", "ValidationError"):
-        named.pop(unused, None)
-    parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    for path, methods in schema["paths"].items():
-        for method, operation in methods.items():
-            # Reads need the token only if the interface is bound to more than loopback.
-            reads: list[dict[str, list[str]]] = [] if path in OPEN_PATHS else [{}, {"token": []}]
-            operation["security"] = reads if method == "get" else [{"token": []}]
-    return schema

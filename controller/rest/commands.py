@@ -13,7 +13,7 @@ from controller.ledger import decisions as cmd
 from controller.replicated_controller import Controller
 from controller.rest import schemas
 from controller.rest.auth import PROVEN
-from controller.rest.schemas import documented, respond
+from controller.rest.schemas import respond
 from controller.runtime import NotLeading
 from controller.store.journal import Deposed
 from paceline.providers.base import who_scales
@@ -59,14 +59,7 @@ Key = Annotated[str, Depends(idempotency_key)]
 
 
 def router(controller: Controller) -> APIRouter:
-    routes = APIRouter(
-        prefix="/api/v1",
-        tags=["steering"],
-        responses={
-            307: {"description": "Repeat the request there: that controller leads"},
-            **documented(400, 401, 403, 409, 411, 413, 422, 500, 503),
-        },
-    )
+    routes = APIRouter(prefix="/api/v1", tags=["steering"])
 
     @asynccontextmanager
     async def patience() -> AsyncIterator[None]:
@@ -90,11 +83,7 @@ def router(controller: Controller) -> APIRouter:
         who = who_scales(controller.config.fleet.provider, controller.run_dir)
         return done.model_copy(update={"message": f"{done.message}; {who}"})
 
-    @routes.post(
-        "/workers/{worker_id}/drain",
-        summary="Drain a worker: it finishes its tasks and leaves",
-        responses=documented(404),
-    )
+    @routes.post("/workers/{worker_id}/drain", summary="Let a worker finish its tasks and leave")
     async def drain(
         worker_id: Annotated[str, Path(max_length=64)],
         key: Key,

@@ -15,7 +15,7 @@ from controller.diagnosis.collect import headline, why_of
 from controller.export.group_content import GroupGone
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_pool
-from controller.rest.schemas import Problem, documented
+from controller.rest.schemas import Problem
 from controller.status import controllers_of, status_head, status_of
 from paceline.masking import Redactor
 from paceline.observe.checkpoints import SavedCheckpoint
@@ -64,7 +64,7 @@ def parse_id(text: str) -> Key | None:
 
 
 def router(controller: Controller) -> APIRouter:
-    routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 500, 503))
+    routes = APIRouter(prefix="/api/v1")
     redactor = Redactor(controller.run_dir)
     projector = controller.context.projector
     reader = controller.groups
@@ -154,7 +154,6 @@ def router(controller: Controller) -> APIRouter:
         description="Tokens and log-probs are kept until a checkpoint covers the step; the sample "
         "archive keeps prompts and completions.",
         tags=["samples"],
-        responses=documented(404),
         response_model=Group,
     )
     async def group(group_id: Annotated[str, Path(max_length=64)]) -> dict[str, Any]:

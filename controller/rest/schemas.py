@@ -107,6 +107,13 @@ class StopBody(RequestBody):
 MEDIA_TYPE = "application/problem+json"
 _RFC_9110 = {413: "Content Too Large", 422: "Unprocessable Content"}
 """Phrases that differ between versions of Python."""
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "RFC 9457 problem details",
+        "content": {MEDIA_TYPE: {"schema": ProblemModel.model_json_schema()}},
+    }
+}
+"""``responses`` of every route, beside the usual one."""
 TITLES = {status.value: status.phrase for status in HTTPStatus} | _RFC_9110
 
 
@@ -140,12 +147,3 @@ def answer_problems(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         # The server logs the stack trace.
         return respond(500, "internal error of the controller: see its log", request.url.path)
-
-
-def documented(*codes: int) -> dict[int | str, dict[str, object]]:
-    """``responses`` of a route: the problems it may return."""
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {
-        code: {"description": TITLES[code], "content": {MEDIA_TYPE: {"schema": schema}}}
-        for code in codes
-    }
