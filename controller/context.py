@@ -112,7 +112,6 @@ class ControllerContext:
             relay_fanout=config.relay_fanout,
             best_metric=config.evaluation.best_metric or "",
             sources=rows.sources,
-            curriculum_min=config.data.curriculum_min if config.data.curriculum else 0.0,
             lr=LearningRate(
                 config.train.optimizer.lr,
                 config.train.optimizer.schedule,

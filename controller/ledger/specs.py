@@ -110,7 +110,6 @@ class RunSpec(LiveSpec):
     relay_fanout: int = 0  # 0: the replicas send to all
     best_metric: str = ""  # SET/METRIC that ranks evaluations. Empty: the reward of the first set.
     sources: tuple[DataSource, ...] = ()  # None: all rows are of one source without a name
-    curriculum_min: float = 0.0  # 0: there is no curriculum
 
     @property
     def evaluations(self) -> tuple[EvalSet, ...]:

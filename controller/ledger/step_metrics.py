@@ -114,11 +114,6 @@ def _of_data(state: State, groups: Sequence[GroupMeta]) -> dict[str, float]:
         if found:
             totals = reward_totals(found)
             metrics[f"source_reward_{source.name}"] = totals.total / totals.samples
-    if state.run.curriculum_min:
-        curriculum, rows = state.tasks.curriculum, state.run.dataset_rows
-        metrics["rows_always_solved"] = curriculum.always / rows
-        metrics["rows_never_solved"] = curriculum.never / rows
-        metrics["rows_passed_over"] = float(state.tasks.passed_over)
     return metrics
 
 

@@ -37,7 +37,7 @@ OF_STEP = (
     *("logprob_gap_mean", "logprob_gap_max", "logprob_gap_fresh_mean", "logprob_gap_fresh_max"),
     *("staleness_mean", "staleness_max", "late_share", "masked_share", "dropped_share"),
     *("zero_variance_share", "uninformative_share", "prompts_truncated", "prompts_too_long"),
-    *("rows_always_solved", "rows_never_solved", "ess", "response_tokens_mean"),
+    *("ess", "response_tokens_mean"),
     *("late_response_tokens_mean", "masked_response_tokens_mean", "dropped_response_tokens_mean"),
     *("uninformative_response_tokens_mean", "sequences_per_sample"),
     *("tokens_per_s", "samples_per_s", "step_s"),

@@ -47,7 +47,6 @@ _NEEDED = {"rejected": "chosen", "chosen": "rejected", "margin": "chosen", "labe
 SAMPLED = {
     "train.loss.reference": "asks scorers about sampled completions",
     "train.filter_uninformative": "drops groups by the rewards of sampled completions",
-    "data.curriculum": "compares the rewards of a prompt's sampled completions",
     "data.long_prompts": "truncates prompts for an engine, and a recorded row that is too long is "
     "dropped and counted",
     "evaluation.sets": "needs an engine, and data.eval_path gives the held-out loss",
@@ -327,11 +326,6 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
         lambda c: c.rollout.router_replay and (c.recorded or c.rollout.engine != "transformers"),
         "rollout.router_replay needs completions of the transformers engine, which notes the "
         'experts that it chose. Set it to false, or rollout.engine to "transformers"',
-    ),
-    Rule(
-        lambda c: c.data.curriculum is not None and c.rollout.group_size == 1,
-        "data.curriculum compares the rewards of a prompt's sampled completions, and with "
-        "rollout.group_size = 1 there are none to compare: remove it",
     ),
     Rule(
         lambda c: _pairs(c) and c.rollout.group_size < 2,

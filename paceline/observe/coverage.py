@@ -73,7 +73,7 @@ class Coverage:
     repeated: list[int] = field(default_factory=list)
     """Tasks that were finished more than once. Always empty unless a promise is broken."""
     passed: dict[str, int] = field(default_factory=dict)
-    """Rows that the curriculum left out, by "PASS.SOURCE"; their spans are among the trained."""
+    """Rows that a curriculum left out, by "PASS.SOURCE"; their spans are among the trained."""
     order: DataOrder | None = field(default=None, metadata=_NOT_STORED)
     steps: dict[int, list[int]] = field(default_factory=dict, metadata=_NOT_STORED)
     """Ordinals of the committed steps that a rollback may undo, and of the open one."""
@@ -201,7 +201,7 @@ class PassCoverage:
     in_flight: dict[str, int] = field(default_factory=dict)
     """By state: pending, leased, ready, in_step."""
     to_come: int = 0  # Rows that were not dispatched yet
-    passed_over: int = 0  # Rows that the curriculum left out
+    passed_over: int = 0  # Rows that a curriculum left out, in journals from when there was one
     skipped: int = 0  # Rows that are passed by, and neither trained nor dropped nor on their way
     twice: int = 0  # Rows that were finished or held more than once
 

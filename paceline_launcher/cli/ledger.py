@@ -31,8 +31,8 @@ def verify(
 ) -> None:
     """Replay the journal, check every invariant, and account for every row of every data-set epoch.
 
-    Each row of an epoch is trained once, dropped for a reason, passed over by the curriculum, on
-    its way, or still to come. With several sources, each has epochs of its own.
+    Each row of an epoch is trained once, dropped for a reason, on its way, or still to come. With
+    several sources, each has epochs of its own.
 
     If the embedded Redis of the run directory is not running, it is started for the check. Exit
     status 1 if an invariant is violated, or if a row was skipped or trained twice.

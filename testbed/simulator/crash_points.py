@@ -53,8 +53,7 @@ def draw_shape(rng: random.Random) -> Shape:
 
 
 def with_sources(shape: Shape, rng: random.Random) -> Shape:
-    """The same run over several sources, most of them with weights, under a curriculum: some rows
-    are always solved."""
+    """The same run over several sources, most of them with weights. Some rows are always solved."""
     rows = [rng.choice([2, 3, 5]) for _ in range(rng.choice([1, 2, 3]))]
     counts = shares([rng.choice([0.0, 0.2, 1.0, 3.0]) for _ in rows[1:]] + [1.0])
     if rng.random() < 0.3:
@@ -67,7 +66,6 @@ def with_sources(shape: Shape, rng: random.Random) -> Shape:
         shape.spec,
         dataset_rows=sum(rows),
         sources=sources,
-        curriculum_min=rng.choice([0.05, 0.3]),
         steps=rng.randrange(8, 12),
     )
     # The last row stays one that is learnt from: a run that drops equal rewards would never end.
@@ -135,9 +133,7 @@ ROLES: dict[str, Callable[[World], bool]] = {
 
 def run_crash_points(seed: int, *, trace: bool = False, sources: bool = False) -> World:
     """Runs one seed to its end. Raises Violation; ``oracle.counts`` has the points by role.
-
-    ``sources``: over a mixture of sources with a curriculum.
-    """
+    ``sources``: over a mixture of sources."""
     rng = random.Random(seed * 2654435761 % (1 << 32))
     shape = draw_shape(rng)
     world = World(seed, with_sources(shape, rng) if sources else shape)

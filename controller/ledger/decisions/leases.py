@@ -41,8 +41,6 @@ from paceline.errors import RefusalCode
 from paceline.evaluation import row_score
 from paceline.ids import Step, TaskId, Version
 
-MOST_PASSED = 100
-"""Rows that the curriculum leaves out in a row, at most: a lease takes a bounded time."""
 _NUMBER = "(0|[1-9][0-9]{0,17})"
 _TASK_ID = re.compile(rf"t{_NUMBER}|e{_NUMBER}\.{_NUMBER}")
 
@@ -80,10 +78,6 @@ def lease(
     if isinstance(picked, EmptyReason):
         return LeaseResult((), picked)
     leases = tuple(_lease_of(state, task) for task in picked)
-    # Numbers before those of new tasks that no task has: the curriculum leaves out their rows.
-    cursor, taken = state.tasks.cursor, {t.ordinal for t in picked if t.kind is Kind.TRAIN}
-    if passed := tuple(n for n in range(cursor, max(taken, default=0)) if n not in taken):
-        d.emit(ev.RowsPassedOver(passed))
     d.emit(ev.TasksLeased(*worker.who, lease_seq, leases, loaded))
     return LeaseResult(leases)
 
@@ -162,26 +156,7 @@ def _train_tasks(state: State, count: int) -> list[Task]:
     tasks = list(islice((t for t in _pending_train(state) if not t.suspect), count))
     cursor = state.tasks.cursor
     new = range(cursor, cursor + count - len(tasks))
-    taken = _taken(state, new) if state.run.curriculum_min else new
-    return tasks + [Task(TaskId(f"t{ordinal}"), Kind.TRAIN, ordinal) for ordinal in taken]
-
-
-def _taken(state: State, new: range) -> list[int]:
-    """Numbers from the start of ``new``, as many as it has: those whose rows the curriculum does
-    not leave out."""
-    run, order, curriculum = state.run, state.run.order, state.tasks.curriculum
-    taken: list[int] = []
-    ordinal, passed = new.start, 0
-    while len(taken) < len(new):
-        row = order.place(ordinal)[1]
-        out = curriculum.leaves_out(row, ordinal, run.seed, run.curriculum_min)
-        if out and passed < MOST_PASSED:
-            passed += 1
-        else:
-            taken.append(ordinal)
-            passed = 0
-        ordinal += 1
-    return taken
+    return tasks + [Task(TaskId(f"t{ordinal}"), Kind.TRAIN, ordinal) for ordinal in new]
 
 
 def _lease_of(state: State, task: Task) -> LeasedTask:

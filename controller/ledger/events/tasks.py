@@ -39,15 +39,10 @@ class TasksLeased(Event):
                 round_.pending.remove(task.ordinal)
 
 
-def _measure(s: State, task: Task, group: GroupMeta | None) -> None:
-    """A group has come in: the curriculum takes note of its rewards."""
-    if group is not None and task.kind is Kind.TRAIN and s.run.curriculum_min:
-        s.tasks.curriculum.measure(s.run.order.place(task.ordinal)[1], group)
-
-
 @event(directs=False, listed=False)
 class RowsPassedOver(Event):
-    """The curriculum leaves out the rows of these numbers, which would have been new tasks."""
+    """A curriculum, in journals from when there was one, left out the rows of these numbers, which
+    would have been new tasks."""
 
     ordinals: tuple[int, ...]
 
@@ -65,7 +60,6 @@ class GroupAccepted(Event):
 
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.group.task_id]
-        _measure(s, task, self.group)
         s.tasks.move(task, TaskState.READY)
         s.tasks.fruitless = 0
         task.group = self.group
@@ -140,7 +134,6 @@ class TaskDropped(Event):
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
         if task.leased:
-            _measure(s, task, self.group)
             del s.fleet.workers[task.owner].held[self.task_id]
         if task.kind is Kind.EVAL:
             round_ = s.evals.rounds[task.eval_step]

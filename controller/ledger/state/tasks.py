@@ -18,7 +18,6 @@ from typing import Any
 from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason, GroupFault, Kind, VerdictCode
 from controller.ledger.specs import GroupMeta, LeasedTask
-from controller.ledger.state.curriculum import Curriculum
 from paceline.ids import Step, TaskId
 
 _OUTCOMES_KEPT = 4096
@@ -145,14 +144,13 @@ class TaskBook:
     ready: dict[TaskId, None] = field(default_factory=dict)  # In order of acceptance
     in_step: int = 0
     trained: int = 0  # In the surviving steps
-    passed_over: int = 0  # Numbers of the cursor whose rows the curriculum left out
+    passed_over: int = 0  # Numbers of the cursor whose rows were left out: see RowsPassedOver
     dropped: Counter[str] = field(default_factory=Counter)
     dropped_groups: dict[str, GroupSizes] = field(default_factory=dict)
     """Generated and dropped since the newest commit, by reason."""
     fruitless: int = 0
     """Training tasks dropped in a row because their attempts failed, without a group in between."""
     last_failure: str = ""  # Reason of the newest of them
-    curriculum: Curriculum = field(default_factory=Curriculum)
     outcomes: dict[TaskId, tuple[int, VerdictCode]] = field(default_factory=dict)
     """Newest attempt of each task that left the memory, and the verdict on a repeat of it."""
     unfinished: list[Unfinished] = field(default_factory=list)  # An extended run does them first

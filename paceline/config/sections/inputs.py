@@ -213,11 +213,6 @@ class DataConfig(Section):
     long_prompts: Literal["drop", "truncate_left", "truncate_right"] = "drop"
     """Prompts above max_prompt_tokens: drop them, or truncate the row's text at its beginning or
     end until the prompt fits; template, system prompt and suffix stay whole."""
-    curriculum: Literal["success_rate"] | None = None
-    """success_rate: each group in a row whose rewards are all equal halves the probability that its
-    prompt is drawn in the next epoch. If none, every epoch draws every prompt."""
-    curriculum_min: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Lowest probability to which the curriculum reduces a prompt."""
     eval_path: LocalPath | None = None
     """Held-out data, in any form that data.path accepts. If none, the run has no evaluations."""
     eval_split: str = "test"

@@ -59,7 +59,7 @@ def next_state(before: str, groups: frozenset[str], lr: float) -> str:
 
 
 def _accounted(epoch: PassCoverage) -> int:
-    return epoch.trained + epoch.passed_over + sum(epoch.dropped.values())
+    return epoch.trained + sum(epoch.dropped.values())
 
 
 class Oracle:
@@ -111,11 +111,7 @@ class Oracle:
         self.attempts: Counter[str] = Counter()
         """Leases of each task so far, in the order of the first."""
         self.cursor = 0
-        """Number of the next training task, but for those that the curriculum leaves out."""
-        self.passed: set[int] = set()
-        """Numbers that the curriculum has left out."""
-        self.equal: dict[int, bool] = {}
-        """True if the newest group of a row had equal rewards."""
+        """Number of the next training task."""
         self.leases: dict[str, tuple[int, str, int]] = {}
         """Attempt, worker and incarnation of each task that is leased."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
@@ -273,29 +269,12 @@ class Oracle:
                 raise Violation(f"{lease.task_id} is row {index} of {of.name}: {lease}")
             return
         if lease.task_id not in self.attempts:
-            while self.cursor in self.passed:
-                self.cursor += 1
             if lease.task_id != f"t{self.cursor}":
                 raise Violation(f"{lease.task_id} is leased after {self.cursor} tasks")
             self.cursor += 1
         row = spec.order.place(int(lease.task_id[1:]))
         if (lease.dataset_pass, lease.index) != row:
             raise Violation(f"{lease.task_id} is leased with row {lease.index}, not {row}")
-
-    def _on_RowsPassedOver(self, e: ev.RowsPassedOver) -> None:
-        """Only a row whose newest group had equal rewards is left out, and no task is."""
-        for ordinal in e.ordinals:
-            row = self.spec.order.place(ordinal)[1]
-            if not self.spec.curriculum_min or not self.equal.get(row):
-                raise Violation(f"row {row} was passed over at {ordinal}, and its rewards differed")
-            if f"t{ordinal}" in self.attempts or ordinal in self.passed:
-                raise Violation(f"row {row} was passed over at {ordinal}, which is a task")
-            self.passed.add(ordinal)
-        self.counts["passed over"] += len(e.ordinals)
-
-    def _measure(self, group: GroupMeta) -> None:
-        row = self.spec.order.place(int(group.task_id[1:]))[1]
-        self.equal[row] = group.reward_std == 0
 
     def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
         held = self.leases.pop(task_id, None)
@@ -309,7 +288,6 @@ class Oracle:
         if task_id in self.accepted:
             raise Violation(f"{task_id} accepted twice")
         self._end_lease(task_id, e.group.attempt, e.worker_id)
-        self._measure(e.group)
         self.accepted[task_id] = e
 
     def _eval_row(self, task_id: str) -> tuple[EvalSet, int]:
@@ -402,8 +380,6 @@ class Oracle:
             self._buried[e.task_id] = True
         if e.task_id in self.leases:
             self._end_lease(e.task_id, e.attempt)
-            if e.group is not None and e.task_id.startswith("t"):
-                self._measure(e.group)
 
     def _left_step(self, e: ev.TaskDropped) -> None:
         self.counts[e.reason] += 1
@@ -739,7 +715,7 @@ class Oracle:
         trained = {task_id for groups in self.line for task_id in groups}
         train_leases = {t for t in self.attempts if t.startswith("t")}
         lost = train_leases - trained - self.dropped
-        if lost or len(train_leases) + len(self.passed) != counts.cursor:
+        if lost or len(train_leases) != counts.cursor:
             raise Violation(f"lost: {sorted(lost)}, dispatched {counts.cursor}")
         if trained & self.dropped:
             raise Violation(f"trained and dropped: {sorted(trained & self.dropped)}")
@@ -754,7 +730,6 @@ class Oracle:
             if task_id.startswith("t"):
                 ordinal = int(task_id[1:])
                 rows[spec.order.place(ordinal)] += 1
-        rows.update(spec.order.place(ordinal) for ordinal in self.passed)
         cursor = self.ledger.state.tasks.cursor
         behind = {spec.order.place(ordinal) for ordinal in range(cursor)}
         if skipped := behind - rows.keys():
@@ -766,10 +741,6 @@ class Oracle:
             raise Violation("; ".join(problems))
         if sum(epoch.trained for epoch in report.epochs) != len(trained):
             raise Violation(f"{len(trained)} groups are trained, the report says {report.epochs}")
-        if sum(epoch.passed_over for epoch in report.epochs) != len(self.passed):
-            raise Violation(
-                f"{len(self.passed)} rows were passed over, the report says {report.epochs}"
-            )
         by_source = Counter(spec.order.source_of(row) for _, row in rows.elements())
         for number, name in enumerate(spec.order.names):
             found = sum(_accounted(epoch) for epoch in report.epochs if epoch.source == name)

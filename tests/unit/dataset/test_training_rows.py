@@ -119,7 +119,7 @@ def test_the_controller_tells_the_ledger_the_derived_steps_sources_and_limits(
     sources: dict,
 ) -> None:
     train = {"epochs": 3, "groups_per_step": 8}
-    data = {"sources": sources, "curriculum": "success_rate"}
+    data = {"sources": sources}
     scorers = {"rm": {"kind": "reward_model", "path": "m"}}
     fleet = {"sharing": "turns", "rollout": 1, "scorers": 2}
     parts = {"data": data, "train": train, "scorers": scorers, "fleet": fleet}
@@ -129,5 +129,5 @@ def test_the_controller_tells_the_ledger_the_derived_steps_sources_and_limits(
     context = object.__new__(ControllerContext)
     context.run_digest = "d"
     spec = context.run_spec(rows, config)
-    assert (spec.steps, spec.sources, spec.curriculum_min) == (3, found, 0.1)
+    assert (spec.steps, spec.sources) == (3, found)
     assert spec.bounds["scorer:rm_planned"] == 2

@@ -23,7 +23,6 @@ def test_a_step_says_the_reward_and_the_share_of_each_source() -> None:
     assert metrics["source_reward_math"] == 0.25
     assert ("source_reward_code" in metrics) == bool(of_code)
     assert metrics["prompts_truncated"] == 4 and metrics["prompts_too_long"] == 0
-    assert "rows_always_solved" not in metrics
 
 
 def test_each_source_has_epochs_of_its_own_in_the_proof() -> None:

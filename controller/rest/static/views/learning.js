@@ -127,12 +127,6 @@ const SPECS = [
     floor: 0,
     onlyIfAny: true,
   },
-  {
-    title: "Rows always or never solved",
-    lines: [line("rows_always_solved", "always"), line("rows_never_solved", "never")],
-    floor: 0,
-    onlyIfMeasured: true,
-  },
   { title: "Effective sample size", lines: [line("ess", "share of tokens")], floor: 0 },
 ];
 const LEADS = ["Reward", "Loss"];
