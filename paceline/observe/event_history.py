@@ -49,8 +49,6 @@ class ListedEvent:
     """Warnings and errors are faults."""
     text: str
     fields: dict[str, Any]
-    noticed: str
-    """How a fault was noticed."""
     commit_s: float | None = None
     """Time from a fault until the next step was committed."""
 

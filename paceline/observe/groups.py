@@ -66,36 +66,12 @@ class GroupSummary:
 
 
 @dataclass(slots=True, kw_only=True)
-class Completion:
-    __pydantic_config__ = DOCUMENTED
-
-    text: str
-    token_count: int
-    tokens: list[int] | None = None
-    """null if the completion comes from the sample archive, as for logprobs."""
-    logprobs: list[float] | None = None
-    versions: list[tuple[int, int]]
-    """(version, number of tokens)."""
-    finish_reason: str
-    reward: float
-    reward_components: dict[str, float]
-    relative_reward: float
-    """(reward - mean of the group) / standard deviation of the group; 0 if all are equal."""
-    branch_of: int | None = None
-    """The completion of the same sample that this one branches off, by its place from 0. null: the
-    first sequence of a sample. A branch has its sample's reward."""
-    shared_tokens: int | None = None
-    """Tokens from the beginning of that one's sequence, its prompt included, that come before the
-    branch's own."""
-
-
-@dataclass(slots=True, kw_only=True)
 class Group(GroupSummary):
     __pydantic_config__ = DOCUMENTED
 
     prompt: str | None = None
-    completions: list[Completion] = field(default_factory=list)
-    """Empty if the sample archive has the metadata of the group only."""
+    completions: list[dict[str, Any]] = field(default_factory=list)
+    """In the words of docs/rest.md. Empty if the sample archive has the metadata alone."""
     generate_s: float | None = None
     reward_s: float | None = None
 

@@ -42,7 +42,7 @@ from paceline.observe.faults import Faults
 from paceline.observe.groups import DroppedGroups
 from paceline.observe.held_out import HeldOut
 from paceline.observe.run_files import DamagedFile, finite, metrics_row, read_lines
-from paceline.observe.vocabulary import NOTICED, EventType, Severity
+from paceline.observe.vocabulary import EventType, Severity
 
 T = TypeVar("T")
 
@@ -53,8 +53,6 @@ _STATUS: Mapping[str, Status] = {
     EventType.RUN_CONTINUED: "",
     EventType.RUN_EXTENDED: "",
 }
-_NOTICED: Mapping[str, str] = {str(evidence): words for evidence, words in NOTICED.items()}
-NEW_LEADER = "the previous leader handed over, or did not renew its lease in time"
 _HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", "text"})
 MOST_WAITING = 512
 PATIENCE_S = 0.3
@@ -175,18 +173,14 @@ class Projection:
             fields = {"step": line["step"], "reward_mean": reward}
         elif kind == EventType.RUN_STARTED:
             fields = {}
-        severity = Severity(line.get("severity") or Severity.INFO)
-        noticed = _NOTICED.get(str(line.get("how") or line.get("reason") or ""), "")
-        took_over = severity.is_fault and kind == EventType.TERM_BEGUN
         return ListedEvent(
             id=f"{self.position}/{int(line['n'])}",
             t=float(line["t"]),
             type=kind,
             step=int(line["step"]) if kind == EventType.STEP_COMMITTED else self.step,
-            severity=severity,
+            severity=Severity(line.get("severity") or Severity.INFO),
             text=self._clean(text_of(line)),
             fields=self._clean(fields),
-            noticed=NEW_LEADER if took_over else noticed,
         )
 
     def _follow(self, event: ListedEvent, line: Mapping[str, Any]) -> None:

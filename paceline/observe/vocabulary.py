@@ -106,20 +106,6 @@ class MeshEnd(StrEnum):
     GROUP_LEFT_OUT = "group_left_out"  # a group left the step: the gradients start over
 
 
-NOTICED: dict[DeathCause | MeshEnd, str] = {
-    DeathCause.EXIT: "its launcher saw the process exit",
-    DeathCause.LEASE: "it did not report for longer than its lease",
-    DeathCause.SUSPECT: "its connection broke, and a peer's collective with it failed",
-    DeathCause.WEDGED: "its main loop made no progress for too long",
-    DeathCause.REPLACED: "a new process of the same name came up",
-    MeshEnd.PEER_ERROR: "a member reported a failed collective",
-    MeshEnd.MEMBER_DIED: "a member was declared dead",
-    MeshEnd.DIVERGED: "the members' weights were not equal",
-    MeshEnd.LOST_COMMIT: "a member had what the journal has lost: a version, or a step's groups",
-    MeshEnd.GROUP_LEFT_OUT: "a member could not train a group, or died with it too often",
-}  # Evidence of a fault in words
-
-
 class FaultCause(StrEnum):
     """Cause of a fault, as far as the evidence goes. Later evidence may change it."""
 

@@ -86,7 +86,6 @@ def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:
     committed(run, "5-0", 0, 4.25, 2)
     died = run.history.after(None, limit=9, kinds="faults")
     assert [(e.type, e.step, e.commit_s) for e in died] == [("WorkerDied", 1, 1.25)]
-    assert died[0].noticed == "its launcher saw the process exit"
     for n in range(MOST_EVENTS + 50):
         add(run, f"{10 + n}-0", 0, 5.0, {"type": "Paused", "paused": True})
         committed(run, f"{10 + n}-0", 1, 5.0, 3 + n)

@@ -21,7 +21,6 @@ export function eventItem(e) {
   if (isFault(e)) item.append(make("span", "sev", "fault"));
   item.append(make("span", "what", e.text));
   const more = [];
-  if (e.noticed) more.push(`Noticed because ${e.noticed}.`);
   if (e.commit_s !== null) more.push(`The next step was committed ${seconds(e.commit_s)} later.`);
   if (more.length) item.append(make("p", "more", more.join(" ")));
   return item;
@@ -50,10 +49,9 @@ export async function watchFaults() {
   if (!fault || before === undefined || (before === last && !open)) return;
   const over = fault.commit_s !== null;
   if (before === last && !over) return;
-  const why = fault.noticed ? `: ${fault.noticed}` : "";
   const recovered = state.trouble ? "Training goes on" : "Recovered";
   const after = `. ${recovered}: the next step was committed ${seconds(fault.commit_s)} later.`;
-  notify(fault.text + why + (over ? after : ""), !over);
+  notify(fault.text + (over ? after : ""), !over);
   open = !over;
   state.drawnStep = -1;
 }
