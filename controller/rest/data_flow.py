@@ -1,20 +1,14 @@
-"""Flow of groups through the run: counts, staleness, the rate of steps and the bottleneck."""
+"""Flow of groups through the run: their ages, and the rate of steps."""
 
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from statistics import median
-from typing import Any
 
-from controller.diagnosis.collect import headline
-from controller.ledger import views
 from controller.ledger.enums import Role
 from controller.ledger.state.state import State
 from controller.replicated_controller import Controller
-from paceline.masking import Redactor
 from paceline.observe.curves import seconds_left
-from paceline.observe.runs import TIME_SPLIT
 from paceline.worker_pools import in_order
 
 STALLED_STEPS = 5.0
@@ -54,34 +48,14 @@ def _step_s(controller: Controller) -> list[float]:
     return [row["step_s"] for row in rows if row.get("step_s") is not None]
 
 
-def flow(controller: Controller, redactor: Redactor) -> dict[str, Any]:
-    state = controller.state
-    metrics = state.steps.metrics
+def ages_in_flight(state: State) -> dict[str, int]:
+    """Groups that are ready or in a step, by the staleness of their oldest token."""
     steps = dict.fromkeys(state.tasks.ready, state.next_step)
     if state.steps.open is not None:
         steps.update(dict.fromkeys(state.steps.open.groups, state.steps.open.step))
     age_of = state.versions.staleness
     staleness = Counter(age_of(state.meta(t).min_version, step) for t, step in steps.items())
-    config, spec = controller.settings.config, state.run_spec
-    # The ledger's rules are those in force; before the run begins there are only the settings.
-    rules = spec if spec is not None else config.train
-    return {
-        "bottleneck": redactor.text(headline(controller)),
-        "stalled_s": stalled_s(controller),  # if this is not 0, the rates are old
-        "tasks": asdict(views.counts(state)),
-        # Groups that are ready or in a step, by the staleness of their oldest token.
-        "staleness": {str(age): staleness[age] for age in sorted(staleness)},
-        "max_staleness": rules.max_staleness,
-        "late_groups": rules.late_groups,
-        "max_token_age": rules.token_age,
-        "ages": ages_of_step(metrics) if "late_share" in metrics else None,
-        "groups_per_step": config.train.groups_per_step,
-        "group_size": config.rollout.group_size,
-        **{name: metrics.get(name) for name in ("tokens_per_s", "samples_per_s", "step_s")},
-        # Seconds of the newest step by part; trainers: mean of the replicas.
-        "time_split_s": {n: metrics[k] for n in TIME_SPLIT if (k := f"time_{n}_s") in metrics},
-        "workers": workers_by_pool(state),
-    }
+    return {str(age): staleness[age] for age in sorted(staleness)}
 
 
 def workers_by_pool(state: State) -> dict[str, int]:
@@ -89,19 +63,6 @@ def workers_by_pool(state: State) -> dict[str, int]:
     found = Counter(w.pool for w in state.fleet.workers.values() if w.alive)
     pools = {str(Role.POLICY), str(Role.ROLLOUT), *state.desired, *found}
     return {pool: found[pool] for pool in in_order(pools)}
-
-
-def ages_of_step(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Ages of what a step trained, and what it left out for its age, as docs/metrics.md has it."""
-    parts = ("late", "masked", "dropped", "uninformative")
-    lengths = {part: f"{part}_response_tokens_mean" for part in parts}
-    lengths = {"all": "response_tokens_mean", **lengths}
-    return {
-        **{f"{part}_share": metrics[f"{part}_share"] for part in parts},
-        "response_tokens": {n: metrics[key] for n, key in lengths.items() if key in metrics},
-        "token_ages": token_ages_of(metrics),
-        "ess": metrics.get("ess"),
-    }
 
 
 def token_ages_of(metrics: Mapping[str, float]) -> dict[str, float]:

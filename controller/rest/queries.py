@@ -14,7 +14,7 @@ from starlette.responses import Response
 from controller.diagnosis.collect import headline, why_of
 from controller.export.group_content import GroupGone
 from controller.replicated_controller import Controller
-from controller.rest.data_flow import flow, stalled_s, time_left_s, workers_by_pool
+from controller.rest.data_flow import ages_in_flight, stalled_s, time_left_s, workers_by_pool
 from controller.rest.schemas import Problem
 from controller.status import controllers_of, status_head, status_of
 from paceline.masking import Redactor
@@ -123,11 +123,6 @@ def router(controller: Controller) -> APIRouter:
 
         return await answered(answer)
 
-    @routes.get("/flow", summary="Rates, staleness and the bottleneck", tags=["flow"])
-    async def flow_now() -> dict[str, Any]:
-        await projector.look()
-        return flow(controller, redactor)
-
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
         chosen: Annotated[Filter, Depends()],
@@ -221,6 +216,9 @@ def run_of(controller: Controller, redactor: Redactor) -> dict[str, Any]:
     """The status, and what else the ledger and this controller know of the run."""
     state, leader, head = controller.state, controller.leader, as_dict(status_head(controller))
     proposal = leader.proposal if leader is not None else None
+    config = controller.settings.config
+    # The ledger's rules are those in force; before the run begins there are only the settings.
+    rules = state.run_spec if state.run_spec is not None else config.train
     return {
         **finite({name: value for name, value in head.items() if name not in LISTS}),
         "reason": redactor.text(head["reason"]),
@@ -230,7 +228,12 @@ def run_of(controller: Controller, redactor: Redactor) -> dict[str, Any]:
         "rollbacks": state.versions.rollbacks,
         "samples_trained": state.steps.samples_trained,
         "tokens_trained": state.steps.tokens_trained,
-        "max_staleness": controller.settings.config.train.max_staleness,
+        "max_staleness": rules.max_staleness,
+        "late_groups": rules.late_groups,
+        "max_token_age": rules.token_age,
+        "groups_per_step": config.train.groups_per_step,
+        "group_size": config.rollout.group_size,
+        "staleness": ages_in_flight(state),
         "started_t": state.started_t or None,  # Unix seconds
         "ended_t": state.ended_t or None,
         "controllers": [

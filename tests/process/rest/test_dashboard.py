@@ -129,7 +129,7 @@ def test_values_on_the_page_are_those_of_the_interface(served: Controllers, page
     assert f"at step {steps[-1]['step']}" in page.execute_script(label)
 
     open_page(page, url, "flow")
-    flow = api(url, "flow")
+    flow = api(url, "run")
 
     def without_times(sentence: str) -> str:
         return re.sub(r"\d+(\.\d+)? (s|min)", "", sentence)

@@ -35,7 +35,7 @@ JOURNALS: dict[str, list[dict[str, Any]]] = json.loads(
 )
 METRICS = "reward_mean,loss,step_s,late_share,staleness_mean"
 PATHS = (
-    *("run", "workers", "steps?since=0", "flow", "checkpoints", "faults"),
+    *("run", "workers", "steps?since=0", "checkpoints", "faults"),
     *(f"metrics?names={METRICS}", "events?limit=2000&newest=false", "events?kind=faults"),
     *("events?kind=marks", "groups?limit=500", "groups?state=dropped&limit=500"),
 )

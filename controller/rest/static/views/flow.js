@@ -1,6 +1,6 @@
 // The view "Flow": where the groups are, their staleness, and what a step's time goes to.
 
-import { askLeader } from "../api.js";
+import { answeredByLeader, askLeader } from "../api.js";
 import { $, make, put, svg } from "../dom.js";
 import { number, plural, seconds, whole } from "../format.js";
 import { state } from "../state.js";
@@ -21,6 +21,8 @@ const PARTS = [
   ["generate", "generating (a group)", "bar"],
   ["reward", "scoring (a group)", "quietbar"],
 ];
+// Of tokens, in steps.
+const AGES = ["0", "1", "2", "3_4", "5_8", "9_16", "17_32", "33_up"];
 
 const picture = drawPipeline();
 
@@ -57,16 +59,17 @@ function drawPipeline() {
 }
 
 export async function flow() {
-  const f = await askLeader("flow");
-  put($("bottleneck"), f.bottleneck);
-  showPipeline(f);
-  showStaleness(f);
-  showAges(f);
-  showTimes(f);
+  const run = answeredByLeader() ? state.run : await askLeader("run");
+  put($("bottleneck"), run.bottleneck);
+  const times = {};
+  for (const [name] of PARTS) times[name] = run.metrics[`time_${name}_s`];
+  showPipeline(run, times);
+  showStaleness(run);
+  showAges(run);
+  showTimes(run, times);
 }
 
-function showPipeline(f) {
-  const times = f.time_split_s;
+function showPipeline(f, times) {
   // In place of the picture, on a screen that is too narrow for it.
   const items = STATIONS.map(([name, label]) => {
     const item = make("li", "", label);
@@ -87,10 +90,10 @@ function showPipeline(f) {
   put(picture.rollout, plural(f.workers.rollout, "rollout worker"));
   put(picture.policy, plural(f.workers.policy, "policy replica"));
   put(picture.made, times.generate !== undefined ? `${seconds(times.generate)} a group` : "");
-  const known = times.wait !== undefined && f.step_s;
-  const share = known ? Math.round(Math.min(1, times.wait / f.step_s) * 100) : 0;
+  const known = times.wait !== undefined && f.metrics.step_s;
+  const share = known ? Math.round(Math.min(1, times.wait / f.metrics.step_s) * 100) : 0;
   put(picture.wait, known ? `${share}% of a step waiting` : "");
-  put(picture.rate, `${f.stalled_s ? "–" : number(f.tokens_per_s)} tokens/s`);
+  put(picture.rate, `${f.stalled_s ? "–" : number(f.metrics.tokens_per_s ?? null)} tokens/s`);
   const dropped = Object.entries(f.tasks.dropped).map(([reason, n]) => `${n} ${reason}`);
   const counts = STATIONS.map(([name, label]) => `${f.tasks[name]} ${label}`).join(", ");
   const text = dropped.length ? `${counts}; dropped: ${dropped.join(", ")}` : counts;
@@ -130,7 +133,8 @@ function showStaleness(f) {
 
 function showAges(f) {
   const root = svg("svg", { viewBox: "0 0 460 190", "aria-hidden": "true" });
-  const shares = Object.entries(f.ages ? f.ages.token_ages : {});
+  const named = AGES.map((age) => [age, f.metrics[`token_age_${age}`]]);
+  const shares = named.filter(([, share]) => share !== undefined);
   const most = Math.max(1e-9, ...shares.map(([, share]) => share));
   const w = 420 / Math.max(1, shares.length);
   shares.forEach(([age, share], n) => {
@@ -138,7 +142,11 @@ function showAges(f) {
     const x = 20 + n * w;
     root.append(
       svg("rect", { class: "bar", x: x + 4, y: 150 - height, width: w - 8, height, rx: 2 }),
-      svg("text", { x: x + w / 2, y: 168, class: "soft mid" }, age),
+      svg(
+        "text",
+        { x: x + w / 2, y: 168, class: "soft mid" },
+        age.replace("_up", "+").replace("_", "-"),
+      ),
     );
     const over = { x: x + w / 2, y: 144 - height, class: "mid" };
     if (share) root.append(svg("text", over, percent(share)));
@@ -149,30 +157,31 @@ function showAges(f) {
 }
 
 function agesText(f) {
-  const a = f.ages;
-  if (!a) return "Nothing is trained yet.";
-  const length = (name, where = "") =>
-    name in a.response_tokens ? ` (${where}${number(a.response_tokens[name])} tokens long)` : "";
+  const a = f.metrics;
+  if (a.late_share === undefined) return "Nothing is trained yet.";
+  const length = (name, where = "") => {
+    const tokens = a[`${name}_response_tokens_mean`];
+    return tokens === undefined ? "" : ` (${where}${number(tokens)} tokens long)`;
+  };
   const fates =
     f.late_groups === "train"
       ? `${percent(a.late_share)} of groups late${length("late")}, ` +
         `${percent(a.masked_share)} of tokens masked, older than ${plural(f.max_token_age, "step")}` +
         `${length("masked", "in groups ")}, `
       : "";
-  const ess = a.ess === null ? "" : ` Effective sample size ${percent(a.ess)}.`;
+  const ess = (a.ess ?? null) === null ? "" : ` Effective sample size ${percent(a.ess)}.`;
   return (
     `Newest step, age in steps: ${fates}${percent(a.dropped_share)} of groups dropped for their age` +
-    `${length("dropped")}. All that is trained is ${number(a.response_tokens.all)} tokens long.${ess}`
+    `${length("dropped")}. All that is trained is ${number(a.response_tokens_mean)} tokens long.${ess}`
   );
 }
 
 const percent = (share) => `${(100 * share).toFixed(share && share < 0.095 ? 1 : 0)}%`;
 
-function showTimes(f) {
+function showTimes(f, times) {
   const root = svg("svg", { viewBox: "0 0 460 190", "aria-hidden": "true" });
-  const times = f.time_split_s;
   const parts = PARTS.filter(([name]) => times[name] !== undefined);
-  const most = Math.max(1e-9, f.step_s, ...parts.map(([name]) => times[name]));
+  const most = Math.max(1e-9, f.metrics.step_s ?? 0, ...parts.map(([name]) => times[name]));
   parts.forEach(([name, label, look], n) => {
     const y = 18 + n * 24;
     const length = (times[name] / most) * 230;
