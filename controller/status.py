@@ -34,10 +34,8 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
             reply.proposed.update(leader.proposal.desired)
             reply.proposed_why = leader.proposal.why
     reply.changed.extend(setting_changes(state.settings.changed))
-    for worker in state.fleet.workers.values():
-        _add_worker(reply, state, worker, leader)
-    for seen in controllers_of(controller):
-        reply.controllers.add(**seen)
+    reply.workers.extend(_worker(state, one, leader) for one in state.fleet.workers.values())
+    reply.controllers.extend(admin_pb2.ControllerStatus(**c) for c in controllers_of(controller))
     return reply
 
 
@@ -139,33 +137,25 @@ def controllers_of(controller: Controller) -> Iterator[dict[str, Any]]:
         }
 
 
-def _add_worker(
-    reply: admin_pb2.StatusReply, state: State, worker: Worker, leader: Leader | None
-) -> None:
+def _worker(state: State, worker: Worker, leader: Leader | None) -> admin_pb2.WorkerStatus:
     mesh, epoch = state.fleet.mesh, 0
-    if mesh is not None and not mesh.broken:
-        epoch = mesh.epoch if mesh.rank(worker.worker_id, worker.incarnation) >= 0 else 0
-    status = reply.workers.add(
-        worker_id=worker.worker_id,
+    if mesh is not None and not mesh.broken and mesh.rank(*worker.who) >= 0:
+        epoch = mesh.epoch
+    status = message_of(
+        admin_pb2.WorkerStatus,
+        worker,
         role=ROLES[worker.role],
-        host=worker.host,
-        pid=worker.pid,
         state=str(worker.lifecycle),
         mesh_epoch=epoch,
         version=worker.state_version if worker.role is Role.POLICY else worker.loaded_version,
-        scorer=worker.scorer,
-        seat=worker.seat,
         held_leases=len(worker.held),
-        incarnation=worker.incarnation,
-        # Only the leader receives heartbeats.
-        heartbeat_age_s=-1.0,
+        heartbeat_age_s=-1.0,  # only the leader receives heartbeats
     )
     if worker.spare and worker.lifecycle is Lifecycle.RUNNING:
         status.state = "spare"
-    if not worker.alive:
-        return
     # A launcher that saw only the lower desired count would stop a second worker.
-    if worker.leaving:
+    if worker.alive and worker.leaving:
         status.state = "draining"
-    if leader is not None:
+    if worker.alive and leader is not None:
         leader.describe(worker, status)
+    return status

@@ -6,17 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.directives import ROLES
+from controller.ledger.enums import Role
 from controller.replicated_controller import Controller
 from controller.rest.data_flow import last_commit_t, token_ages_of
 from controller.status import status_head, status_of
-from paceline.v1 import admin_pb2, common_pb2
+from paceline.v1 import admin_pb2
 
 Values = Mapping[Any, float]
 """Numbers by the value of a label, or by the tuple of the values of several labels."""
@@ -24,11 +22,7 @@ Values = Mapping[Any, float]
 TASK_STATES = ("pending", "leased", "ready", "in_step", "trained")
 MOST_WORKERS = 5000
 """Above this, workers are only counted: a series for each would overload the scraper."""
-ROLES = {
-    common_pb2.ROLE_POLICY: "policy",
-    common_pb2.ROLE_ROLLOUT: "rollout",
-    common_pb2.ROLE_SCORER: "scorer",
-}
+ROLE_NAMES = {value: str(role) for role, value in ROLES.items()}
 OF_STEP = (
     *("reward_mean", "reward_std", "loss", "kl", "kl_behaviour", "kl_coef", "value_loss"),
     *("value_mean", "return_mean", "explained_variance", "grad_norm_critic", "pair_accuracy"),
@@ -135,11 +129,11 @@ class PrometheusMetrics(Collector):
 
     def _workers(self) -> Iterator[Metric]:
         found = status_of(self._controller).workers
-        numbers = Counter((ROLES.get(w.role, "unknown"), w.state) for w in found)
+        numbers = Counter((ROLE_NAMES.get(w.role, "unknown"), w.state) for w in found)
         yield _metric("workers", "Workers", numbers, "role", "state")
         values: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in OF_WORKER}
         for worker in found if len(found) <= MOST_WORKERS else ():
-            labels = (worker.worker_id, ROLES.get(worker.role, "unknown"))
+            labels = (worker.worker_id, ROLE_NAMES.get(worker.role, "unknown"))
             for name in OF_WORKER.keys() & worker.gauges.keys():
                 values[name][labels] = worker.gauges[name]
             values["version"][labels] = worker.version
@@ -147,7 +141,7 @@ class PrometheusMetrics(Collector):
                 values["heartbeat_age_s"][labels] = worker.heartbeat_age_s
         for name, (shown, help_text) in OF_WORKER.items():
             yield _metric(f"worker_{shown}", help_text, values[name], "worker", "role")
-        scorers = (w for w in found if w.role == common_pb2.ROLE_SCORER)
+        scorers = (w for w in found if w.role == ROLES[Role.SCORER])
         yield from scorer_metrics(scorers if len(found) <= MOST_WORKERS else ())
 
 
