@@ -17,7 +17,7 @@ from paceline.ids import Step, TaskId
 def check_counts(s: State) -> Iterator[str]:
     """Conservation by the counters, and what must hold between events too."""
     t = s.tasks
-    kept, dropped, dispatched = len(t.pending) + t.position, t.dropped.total(), t.dispatched
+    kept, dropped, dispatched = len(t.pending) + t.position, t.dropped.total(), t.cursor
     if kept + dropped != dispatched:
         yield f"{dispatched} tasks dispatched, {kept} + {dropped} accounted for"
     if s.run_spec is not None and t.trained != s.versions.step * s.run.groups_per_step:

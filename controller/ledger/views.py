@@ -46,7 +46,7 @@ def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bo
 def counts(state: State) -> TaskCounts:
     t = state.tasks
     return TaskCounts(
-        dispatched=t.dispatched,
+        dispatched=t.cursor,
         pending=len(t.pending),
         leased=t.leased,
         ready=len(t.ready),

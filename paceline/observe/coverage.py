@@ -72,8 +72,6 @@ class Coverage:
     dropped: dict[str, Spans] = field(default_factory=dict)  # By reason
     repeated: list[int] = field(default_factory=list)
     """Tasks that were finished more than once. Always empty unless a promise is broken."""
-    passed: dict[str, int] = field(default_factory=dict)
-    """Rows that a curriculum left out, by "PASS.SOURCE"; their spans are among the trained."""
     order: DataOrder | None = field(default=None, metadata=_NOT_STORED)
     steps: dict[int, list[int]] = field(default_factory=dict, metadata=_NOT_STORED)
     """Ordinals of the committed steps that a rollback may undo, and of the open one."""
@@ -113,13 +111,6 @@ class Coverage:
                 for ordinal in undone if step != self.open else ():
                     remove(self.trained, ordinal)
             self.open = 0
-        elif kind == EventType.ROWS_PASSED_OVER:
-            for ordinal in event["ordinals"]:
-                self._finish(self.trained, ordinal)
-                if self.order is not None:
-                    epoch, row = self.order.place(ordinal)
-                    key = f"{epoch}.{self.order.source_of(row)}"
-                    self.passed[key] = self.passed.get(key, 0) + 1
         elif kind == EventType.CHECKPOINT_RECORDED:
             # The replicas have agreed on the checkpoint before this one, so no rollback goes behind
             # that.
@@ -182,10 +173,6 @@ class Coverage:
             position = max(position, stop)
         for ordinal in self.repeated:
             begun.repeat(report, ordinal, ordinal + 1)
-        for key, many in self.passed.items():
-            number, source = map(int, key.split("."))
-            begun.epochs[number, source].trained -= many
-            begun.epochs[number, source].passed_over += many
         return report
 
 
@@ -201,7 +188,6 @@ class PassCoverage:
     in_flight: dict[str, int] = field(default_factory=dict)
     """By state: pending, leased, ready, in_step."""
     to_come: int = 0  # Rows that were not dispatched yet
-    passed_over: int = 0  # Rows that a curriculum left out, in journals from when there was one
     skipped: int = 0  # Rows that are passed by, and neither trained nor dropped nor on their way
     twice: int = 0  # Rows that were finished or held more than once
 

@@ -33,7 +33,6 @@ class EventType(StrEnum):
     PAUSED = "Paused"
     PROCESS_FAULT = "ProcessFault"
     ROLLED_BACK = "RolledBack"
-    ROWS_PASSED_OVER = "RowsPassedOver"
     RUN_CONTINUED = "RunContinued"
     RUN_EXTENDED = "RunExtended"
     RUN_FAILED = "RunFailed"

@@ -39,18 +39,6 @@ class TasksLeased(Event):
                 round_.pending.remove(task.ordinal)
 
 
-@event(directs=False, listed=False)
-class RowsPassedOver(Event):
-    """A curriculum, in journals from when there was one, left out the rows of these numbers, which
-    would have been new tasks."""
-
-    ordinals: tuple[int, ...]
-
-    def apply(self, s: State) -> None:
-        s.tasks.cursor += len(self.ordinals)
-        s.tasks.passed_over += len(self.ordinals)
-
-
 @event(wakes=frozenset({Topic.ISOLATED}), directs=False, listed=False)
 class GroupAccepted(Event):
     """The training group is ready; its payload is stored under (task_id, attempt)."""

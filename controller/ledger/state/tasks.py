@@ -144,7 +144,6 @@ class TaskBook:
     ready: dict[TaskId, None] = field(default_factory=dict)  # In order of acceptance
     in_step: int = 0
     trained: int = 0  # In the surviving steps
-    passed_over: int = 0  # Numbers of the cursor whose rows were left out: see RowsPassedOver
     dropped: Counter[str] = field(default_factory=Counter)
     dropped_groups: dict[str, GroupSizes] = field(default_factory=dict)
     """Generated and dropped since the newest commit, by reason."""
@@ -161,10 +160,6 @@ class TaskBook:
 
     def __post_init__(self) -> None:
         self.suspects = {x.task_id: None for x in self.records.values() if x.suspect}
-
-    @property
-    def dispatched(self) -> int:
-        return self.cursor - self.passed_over
 
     @property
     def position(self) -> int:
