@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from controller.fleet.flow_fractions import FlowFractions
+from controller.fleet.flow_fractions import FlowFractions, mean_of
 from controller.leader import Leader
 from controller.ledger.decisions.leases import admissible
 from controller.ledger.enums import Role
@@ -214,7 +214,7 @@ def scorer_loads(leader: Leader, state: State) -> dict[str, float]:
         at_once = config.batch_size if config.url is not None else 1
         queued = session.report.gauges.get("queued", 0.0)
         loads.setdefault(worker.pool, []).append(min(1.0, queued / at_once))
-    return {pool: _mean(of) for pool, of in loads.items()}
+    return {pool: mean_of(of) for pool, of in loads.items()}
 
 
 def shares_of(
@@ -232,10 +232,10 @@ def shares_of(
     scoring = sum(g["scoring"] for g in gauges if g.get("scoring_capacity"))
     group = max(1, state.run.groups_per_step)
     return FlowFractions(
-        occupancy=_mean([g["slot_occupancy"] for g in gauges if "slot_occupancy" in g]),
-        idle=_mean([g["engine_idle_fraction"] for g in gauges if "engine_idle_fraction" in g]),
+        occupancy=mean_of([g["slot_occupancy"] for g in gauges if "slot_occupancy" in g]),
+        idle=mean_of([g["engine_idle_fraction"] for g in gauges if "engine_idle_fraction" in g]),
         closed=float(not open_for_newest),
-        lagging=_mean([float(value) for value in behind]),
+        lagging=mean_of([float(value) for value in behind]),
         scoring=scoring / capacity if capacity else 0.0,
         scorers=max((scorers or {}).values(), default=0.0),
         unsent=sum(g["unsent"] for g in gauges if "unsent" in g) / group,
@@ -257,9 +257,9 @@ def pace_of(leader: Leader) -> Pace:
         commit_s=seconds("time_commit_s"),
         generate_s=seconds("time_generate_s"),
         reward_s=seconds("time_reward_s"),
-        transfer_s=_mean([g["transfer_s"] for g in gauges if "transfer_s" in g]),
+        transfer_s=mean_of([g["transfer_s"] for g in gauges if "transfer_s" in g]),
         append_s=leader.group_commit.append_s,
-        lease_s=_mean([g["lease_s"] for g in gauges if "lease_s" in g]),
+        lease_s=mean_of([g["lease_s"] for g in gauges if "lease_s" in g]),
         shares=leader.flow.mean,
         max_staleness=state.run.max_staleness,
         policies=len(state.fleet.living(Role.POLICY)),
@@ -269,8 +269,3 @@ def pace_of(leader: Leader) -> Pace:
         scorer=busiest,
         scorers=len(state.fleet.living_in(busiest)),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else 0.0

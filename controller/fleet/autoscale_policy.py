@@ -15,8 +15,10 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+
+from controller.fleet.flow_fractions import mean_of
 
 HIGH = 0.25  # Fraction of time that one role waits for the other from which a change is proposed
 PATIENCE = 2  # Consecutive measurements that must propose the same move
@@ -143,8 +145,8 @@ class Autoscaler:
         self._seen.append(waits)
         if len(self._seen) < self._steps:
             return
-        starved = _average(w.starved for w in self._seen)
-        throttled = _average(w.throttled for w in self._seen)
+        starved = mean_of(w.starved for w in self._seen)
+        throttled = mean_of(w.throttled for w in self._seen)
         self._seen.clear()
         mean = Waits(starved, throttled, waits.scorer)
         found = propose(counts, self._limits, mean)
@@ -153,8 +155,3 @@ class Autoscaler:
         self._agreed = self._agreed + 1 if move and move == self._move else 1
         self._move = move
         self.proposal = found if self._agreed >= PATIENCE else None
-
-
-def _average(values: Iterable[float]) -> float:
-    known = [v for v in values if math.isfinite(v)]
-    return sum(known) / len(known) if known else 0.0

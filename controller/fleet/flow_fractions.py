@@ -3,7 +3,7 @@ steps. The leader samples ten times a second from the newest reports and the led
 forgets exponentially: over ten seconds, or over the last two steps if these are longer."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 AVERAGED_S = 10.0
@@ -25,6 +25,12 @@ class FlowFractions:
     unsent: float = 0.0
     """Finished groups that the controller has not taken, over groups of a step. May exceed 1."""
     ready: float = 0.0  # Enough groups for a step are ready. 0 or 1.
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Mean of the finite ones; 0 without any."""
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else 0.0
 
 
 @dataclass(slots=True)

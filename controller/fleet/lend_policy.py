@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from controller.fleet.autoscale_policy import LARGEST_SHARE, LEAST_GAIN, PATIENCE, Waits
+from controller.fleet.flow_fractions import mean_of
 
 LEAST_RETURN = 2.0
 
@@ -121,9 +122,9 @@ class Lender:
             self.move = found
 
     def _mean(self) -> Measured:
-        count, last = len(self._seen), self._seen[-1]
-        starved = sum(each.waits.starved for each in self._seen) / count
-        throttled = sum(each.waits.throttled for each in self._seen) / count
+        last = self._seen[-1]
+        starved = mean_of(each.waits.starved for each in self._seen)
+        throttled = mean_of(each.waits.throttled for each in self._seen)
         return Measured(Waits(starved, throttled), last.ready_steps, last.left_s)
 
 

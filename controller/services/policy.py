@@ -72,10 +72,9 @@ def plan_of(
     groups = metas.values()
     rewards = reward_totals(groups)
     shard = step.shard(worker_id)
-    plan = policy_pb2.StepPlan(
-        step=step.step,
-        mesh_epoch=step.mesh_epoch,
-        version=step.version,
+    plan = message_of(
+        policy_pb2.StepPlan,
+        step,
         next_version=step.version + 1,
         shard=[
             common_pb2.TaskRef(task_id=task_id, attempt=records[task_id].attempt)
@@ -102,7 +101,6 @@ def plan_of(
         oldest_step=max(0, step.step - 1 - step.settings.token_age),
         lr=step.settings.lr,
         checkpoint=step.step % state.run.checkpoint_every == 0,
-        term=step.term,
     )
     return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
 

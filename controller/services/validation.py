@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.descriptor import Descriptor
 
-from controller.directives import ROLES, wire_values
+from controller.directives import E
 from controller.leader import Leader
-from controller.ledger.enums import GroupFault, Lifecycle, ReturnKind, SuspendStage
+from controller.ledger.enums import GroupFault, Lifecycle, ReturnKind, Role, SuspendStage
 from controller.ledger.specs import StatValue
 from controller.replicated_controller import Controller
 from paceline.observe.groups import SORTS
@@ -33,25 +33,17 @@ MAX_WORKERS = 100_000
 LARGEST = (1 << 53) - 1
 """Largest version and term that is reported: a rollback continues after the highest one."""
 
-ROLE_OF = {value: role for role, value in ROLES.items()}
-LIFECYCLE_OF = {
-    worker_pb2.Lifecycle.Value(f"LIFECYCLE_{stage.name}"): stage
-    for stage in Lifecycle
-    if stage is not Lifecycle.DEAD
-}
-RETURN_OF = {
-    value: kind
-    for kind, value in wire_values(ReturnKind, rollout_pb2.ReturnKind, "RETURN_KIND").items()
-}
-FAULT_OF = {
-    value: fault
-    for fault, value in wire_values(GroupFault, policy_pb2.GroupFault, "GROUP_FAULT").items()
-    if fault is not GroupFault.KILLED_TRAINERS
-}
-STAGE_OF = {
-    value: stage
-    for stage, value in wire_values(SuspendStage, admin_pb2.SuspendStage, "SUSPEND_STAGE").items()
-}
+
+def _by_value(words: type[E], wire: Any, prefix: str, without: E | None = None) -> dict[Any, E]:
+    """The member of ``words`` that each value of a protobuf enum stands for."""
+    return {wire.Value(f"{prefix}_{word.name}"): word for word in words if word is not without}
+
+
+ROLE_OF = _by_value(Role, common_pb2.Role, "ROLE")
+LIFECYCLE_OF = _by_value(Lifecycle, worker_pb2.Lifecycle, "LIFECYCLE", Lifecycle.DEAD)
+RETURN_OF = _by_value(ReturnKind, rollout_pb2.ReturnKind, "RETURN_KIND")
+FAULT_OF = _by_value(GroupFault, policy_pb2.GroupFault, "GROUP_FAULT", GroupFault.KILLED_TRAINERS)
+STAGE_OF = _by_value(SuspendStage, admin_pb2.SuspendStage, "SUSPEND_STAGE")
 
 # ---- fields -------------------------------------------------------------------------------
 
