@@ -181,7 +181,7 @@ class SmallController(Peer):
             state_version=request.state_version,
         )
         async with self._changed:
-            await self._decide(context, cmd.register(spec, 0.0))
+            await self._decide(context, cmd.register(spec))
         return worker_pb2.RegisterReply(
             run_id=self.run_id,
             rendezvous_url=self.redis_url,
