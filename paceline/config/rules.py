@@ -323,9 +323,12 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
         "begins: remove one of them",
     ),
     Rule(
-        lambda c: c.rollout.router_replay and (c.recorded or c.rollout.engine != "transformers"),
-        "rollout.router_replay needs completions of the transformers engine, which notes the "
-        'experts that it chose. Set it to false, or rollout.engine to "transformers"',
+        lambda c: (
+            c.rollout.router_replay
+            and (c.recorded or c.rollout.engine not in ("transformers", "vllm"))
+        ),
+        "rollout.router_replay needs completions of an engine that notes the experts that it "
+        'chose: set it to false, or rollout.engine to "transformers" or "vllm"',
     ),
     Rule(
         lambda c: _pairs(c) and c.rollout.group_size < 2,

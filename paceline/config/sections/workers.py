@@ -81,8 +81,7 @@ class RolloutConfig(Section):
     too, which needs memory for a second copy of the model."""
     router_replay: bool = False
     """Mixture of experts: the experts that the engine chose travel with the tokens, 2 bytes for
-    each layer and expert before compression, and the trainer makes the same choices. With the
-    transformers engine."""
+    each layer and expert before compression, and the trainer makes the same choices."""
     weight_deltas: bool = True
     """Receive only what changed, if weights travel as 16-bit numbers. Rollout workers then keep a
     copy in host memory, and trainers a second snapshot."""

@@ -31,6 +31,7 @@ from rollout_worker.engine.base import EngineDied, EngineError
 from rollout_worker.engine.model import cache_budget, context_limit, from_pretrained, read_model
 from rollout_worker.engine.parameters import WeightTable, copy_parts
 from rollout_worker.engine.vllm import adapters, internals
+from rollout_worker.engine.vllm.routes import layers_with_experts
 
 EXTENSION = "rollout_worker.engine.vllm.worker_extension.PacelineRank"
 _SET_BY = {
@@ -51,6 +52,7 @@ _SET_BY = {
         ("enable_lora", "max_loras", "max_lora_rank", "lora_target_modules"), "model.lora"
     ),
     "enable_sleep_mode": "fleet.sharing",
+    "enable_return_routed_experts": "rollout.router_replay",
 }  # Arguments that Paceline sets, and by which field; "": no other value would work
 
 
@@ -120,6 +122,7 @@ def engine_arguments(
         held, staged = (n * width // rollout.tensor_parallel for n in (parameters, version))
         arguments["gpu_memory_utilization"] = engine_share(held, staged, gpu, beside)
         arguments["enable_sleep_mode"] = config.takes_turns
+        arguments["enable_return_routed_experts"] = rollout.router_replay
     else:
         if config.takes_turns:
             raise EngineError(
@@ -177,6 +180,10 @@ class EngineSpec:
     """True if vLLM was started with the model's own weights instead of random ones."""
     scale: float | None
     """Scale of the adapters that arrive; None: whole weights arrive."""
+    routed: tuple[int, ...] = ()
+    """Numbers of the layers whose experts are noted; empty: nobody asks for them."""
+    ranks_note: bool = False
+    """Ranks note them, and outputs do not have them."""
 
 
 class VLLMClient:
@@ -312,6 +319,8 @@ class VLLMClient:
             quantised=given.get("quantization") is not None,
             has_weights=lora is None and given["load_format"] != "dummy",
             scale=None if lora is None else lora.scale,
+            routed=layers_with_experts(shape) if config.rollout.router_replay else (),
+            ranks_note=cpu,
         )
         # Whatever vLLM rejects in the arguments or the model is the user's input.
         try:

@@ -113,6 +113,8 @@ class VLLMEngine(Engine):
                     f"vLLM has no adapters for {some(refused)}: leave it out of "
                     'model.lora.targets, or set rollout.engine = "transformers"'
                 )
+        if spec.routed and spec.ranks_note:
+            await self._client.ranks("paceline_note_routes")
         self.vocabulary, self.max_context = spec.vocabulary, spec.max_context
         self._usable = spec.has_weights
         event(

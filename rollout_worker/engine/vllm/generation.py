@@ -40,6 +40,7 @@ from rollout_worker.engine.stopping import Decode, begun, ended_by
 from rollout_worker.engine.transformers.sampler import sample_keys
 from rollout_worker.engine.vllm import adapters, internals
 from rollout_worker.engine.vllm.client import VLLMClient
+from rollout_worker.engine.vllm.routes import with_routes
 
 logger = logging.getLogger(__name__)
 
@@ -141,13 +142,16 @@ class Generation:
         while whole is None:
             if group.aborted:
                 return so_far
-            output = await self._run(group, index, so_far)
+            output, prefix = await self._run(group, index, so_far), so_far
             self._tokens += len(output.token_ids)
             try:
-                so_far = join(so_far, output, params.stop, self._tokenizer.decode_all)
+                so_far = join(prefix, output, params.stop, self._tokenizer.decode_all)
             except GenerationFailed:
                 self._spawn(self._heal())
                 raise
+            if so_far is not None and (layers := self._client.spec.routed):
+                prompt = len(request.prompt_tokens)
+                so_far = with_routes(so_far, prefix, output.routed_experts, prompt, layers)
             # Aborted, or ended by a swap before its first token arrived: it restarts under the new
             # version. Or no stop string came of what its prefix had begun: it goes on.
             if so_far is not None and so_far.finish is Finish.LENGTH:
@@ -159,7 +163,8 @@ class Generation:
         return whole
 
     async def _run(self, group: GroupRequest, index: int, prefix: Completion | None) -> Any:
-        """One vLLM request, to its end. Returns its CompletionOutput."""
+        """One vLLM request, to its end. Returns its CompletionOutput, with routes if they are asked
+        for."""
         request, key = group.request, group.keys[index]
         name = f"{request.request_id}#{index}.{next(self._numbers)}"
         if prefix is not None:
@@ -188,7 +193,15 @@ class Generation:
             raise self._client.error(error) from error
         finally:
             del group.running[index]
-        return last.outputs[0]
+        output, spec = last.outputs[0], self._client.spec
+        if spec.routed and spec.ranks_note and output.token_ids:
+            output.routed_experts = await self._noted(name)
+        return output
+
+    async def _noted(self, name: str) -> NDArray[np.int16] | None:
+        """The first rank's notes. All ranks have the same."""
+        first, *_ = await self._client.ranks("paceline_routes", name)
+        return None if first is None else np.frombuffer(first[1], np.int16).reshape(first[0])
 
     def _prepared(self, request: Request, tokens: NDArray[np.int32], most: int) -> Any:
         """vLLM's request for ``most`` tokens of a completion."""

@@ -3,9 +3,11 @@ with the pinned version."""
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from typing import Any
+
+import torch
 
 
 def prepared(llm: Any, prompt: Any, params: Any, tasks: Any, adapter: Any) -> Any:
@@ -19,6 +21,49 @@ def prepared(llm: Any, prompt: Any, params: Any, tasks: Any, adapter: Any) -> An
 def adapter_manager(model_runner: Any) -> Any:
     """A rank's LoRAModelManager."""
     return model_runner.lora_manager._adapter_manager
+
+
+def cache_slots(model_runner: Any) -> int:
+    """Tokens of the key-value cache of a CPU's rank. Raises ValueError if it has several caches."""
+    groups = model_runner.kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise ValueError(
+            "rollout.router_replay needs a GPU for a model with layers of several kinds"
+        )
+    return int(model_runner.kv_cache_config.num_blocks * groups[0].kv_cache_spec.block_size)
+
+
+def slots_of_step() -> Any:
+    """The slot of each token of the forward that runs, as a tensor; None: it is a trial."""
+    from vllm.forward_context import get_forward_context
+
+    slots = get_forward_context().slot_mapping
+    return next(iter(slots.values())) if slots else None
+
+
+def slots_of(model_runner: Any, state: Any) -> Any:
+    """The slots of a request's tokens, in order, and what is left of the last block."""
+    size = model_runner.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+    blocks = torch.tensor(state.block_ids[0], dtype=torch.int64)
+    return (blocks[:, None] * size + torch.arange(size)).flatten()
+
+
+def before_requests_end(model_runner: Any, call: Callable[[str, Any], None]) -> None:
+    """Has ``call`` called with the id and the state of each request that a CPU's rank forgets,
+    before its slots are written again."""
+    removed = model_runner._on_request_state_removed
+
+    def forget(request_id: str, state: Any) -> None:
+        if state is not None:
+            call(request_id, state)
+        removed(request_id, state)
+
+    model_runner._on_request_state_removed = forget
+
+
+def request_named(name: str, ids: Iterable[str]) -> str:
+    """The id of the request that was passed to generate() as ``name``; empty if it has none."""
+    return next((each for each in ids if name in (each, each.rpartition("-")[0])), "")
 
 
 def quieten() -> None:

@@ -11,6 +11,7 @@
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
     paceline_without_slot ──► the layers that vLLM has no place for an adapter in
+    paceline_routes ──► the experts that the tokens of a request went to
 
 Staging runs while the engine generates and changes nothing. A failed swap leaves the model
 undefined; then the engine asks all ranks to swap back to the old weights, which are still staged.
@@ -34,6 +35,7 @@ from rollout_worker.engine.vllm import adapters, internals
 from rollout_worker.engine.vllm.quantised import QuantisedLayers
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, Place, RankWeights, read, stage_for
 from rollout_worker.engine.vllm.readback import Readback
+from rollout_worker.engine.vllm.routes import SlotRoutes
 
 
 class PacelineRank:
@@ -205,6 +207,15 @@ class PacelineRank:
             weights.wanted.discard(key)
             weights.staged.pop(key, None)
             weights.failed.pop(key, None)
+
+    def paceline_note_routes(self: Any) -> None:
+        """From now on. On a CPU only: on a GPU vLLM's runner notes them."""
+        self._paceline_routes = SlotRoutes(self.model_runner)
+
+    def paceline_routes(self: Any, name: str) -> tuple[list[int], bytes] | None:
+        """See SlotRoutes.take: shape and int16 values."""
+        noted = self._paceline_routes.take(name)
+        return None if noted is None else (list(noted.shape), noted.tobytes())
 
     def paceline_scrub(self: Any) -> None:
         """Empties the key-value cache. No sequence may be using it."""

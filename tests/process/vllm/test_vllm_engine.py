@@ -309,23 +309,3 @@ async def test_close_leaves_nobody_waiting(paths: tuple[Path, Path]) -> None:
         await engine.generate(ask("y"))
     assert waiting.done() or await asyncio.wait({waiting}, timeout=1)
     assert waiting.exception() is not None
-
-
-@pytest.mark.long
-async def test_experts_compute_with_the_weights_of_each_swap(tmp_path: Path) -> None:
-    """A CPU kernel packs the experts' weights when they are loaded first."""
-    torch.set_num_threads(1)
-    paths = [make_tiny_model(tmp_path / str(s), hidden=128, seed=s, experts=4) for s in (0, 1)]
-    config = tiny_config(paths[0], max_tokens=64, engine="vllm", vllm={"block_size": 32})
-    engine = make_engine(config, PromptTokenizer(config))
-    await engine.start()
-    try:
-        first, second = map(Reference, paths)
-        for version, model in enumerate((first, second, first)):
-            await engine.load_weights(version, dict(model.model.named_parameters()))
-            prompt = PROMPT[:6]
-            for sample in await engine.generate(ask(f"v{version}", prompt, 2, max_tokens=12)):
-                expected = model.logprobs(prompt, sample)
-                np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
-    finally:
-        await engine.close()

@@ -257,6 +257,7 @@ class SleepingDevice:
             ranks=1,
             quantised=False,
             scale=None,
+            routed=(),
         )
 
     async def sleep(self, level: int) -> None:
