@@ -164,12 +164,7 @@ def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
         except KeyError as error:
             why = "which data.prompt_template takes"
             raise DataError(f"row has no field {error}, {why}; its fields: {_names(row)}") from None
-    if isinstance(prompt, str) and not data.chat:
-        if data.system_prompt is not None:
-            raise DataError(
-                "data.system_prompt needs chat messages: set data.chat = true, or put the text "
-                f"into the field {field!r}"
-            )
+    if isinstance(prompt, str) and not data.chat and data.system_prompt is None:
         if not prompt:
             raise DataError(f"field {field!r} is empty")
         return prompt + data.prompt_suffix

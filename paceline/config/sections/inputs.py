@@ -198,7 +198,8 @@ class DataConfig(Section):
     chat: bool = False
     """Wrap a text prompt as one user message and apply the tokenizer's chat template."""
     system_prompt: str | None = None
-    """System message put before the chat messages, unless the row has its own."""
+    """System message put before the chat messages, unless the row has its own. With one, a text
+    prompt becomes a message, as with data.chat."""
     prompt_template: str | None = None
     """Prompt with names of fields in braces, in place of data.prompt_field: "Question:
     {question}\\nAnswer:". {{ and }} stand for braces."""

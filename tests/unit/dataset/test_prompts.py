@@ -23,8 +23,8 @@ def test_a_prompt_that_no_row_can_give_is_refused_at_the_start(tmp_path):
     path.write_text('{"prompt": "hi", "answer": "x"}\n')
     rows = load_rows(path)
     check_rows(rows, data())
-    with pytest.raises(DataError, match=r"rows.jsonl: first row: .*set data.chat = true"):
-        check_rows(rows, data(system_prompt="Be brief."))
+    with pytest.raises(DataError, match=r"rows.jsonl:1: no field 'question'"):
+        check_rows(rows, data(prompt_field="question"))
 
 
 PARTS = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]
