@@ -15,10 +15,15 @@ HIDDEN = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.long
-def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_fleet", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(
+    tmp_path: Path, with_fleet: bool
+) -> None:
+    """In every run its fleet is that of test_short_flows.py, whose workers are killed, too."""
     out = tmp_path / "found.json"
+    words = ["--seconds", "900", "--out", out, *["--without-fleet"] * (not with_fleet)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", "--seconds", "900", "--out", out],
+        [sys.executable, "-m", "benchmarks.gpu_check", *words],
         cwd=ROOT,
         env=HIDDEN,
         capture_output=True,
@@ -44,5 +49,7 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(tmp_path: Pa
     assert all("left out" in row for row in found["engines"][1:])
     _, publishing, checkpoint = found["beside training"]
     assert publishing["first version sent in, s"] > 0 and checkpoint["GB"] > 0
+    if not with_fleet:
+        return
     (run,) = found["fleet"]
     assert (run["steps"], run["samples lost"], run["samples duplicated"]) == (12, 0, 0)

@@ -33,17 +33,24 @@ def dies(event: Event) -> bool:
     return bool(event["type"] == "WorkerDied" and event["worker_id"] == SPREAD)
 
 
-def test_a_replica_on_two_hosts_dies_as_one_and_returns(cluster: ReplicaOnHosts) -> None:
-    """Several ranks on a host, killed too: tests/process/policy/test_outside_ranks.py."""
+@pytest.mark.slow
+def test_a_replica_with_a_host_that_stands_still_dies_as_one_and_returns(
+    cluster: ReplicaOnHosts,
+) -> None:
+    """It is the host of rank 0, and later goes on. In every run, on one host:
+    tests/process/policy/test_outside_ranks.py."""
     cluster.spread_joins()
-
-    # The host of rank 0 stands still, and later goes on.
     lose(cluster, lambda: cluster.send(LEFT, signal.SIGSTOP))
     assert cluster.spread_ends(RIGHT) == [1]
     cluster.send(LEFT, signal.SIGCONT)
     assert cluster.spread_ends(LEFT) == [1]
     returns(cluster)
+    cluster.assert_sound()
 
+
+def test_a_replica_on_two_hosts_dies_as_one_and_returns(cluster: ReplicaOnHosts) -> None:
+    """Several ranks on a host, killed too: tests/process/policy/test_outside_ranks.py."""
+    cluster.spread_joins()
     # The host without rank 0 is cut off, from its replica and from everybody else.
     lose(cluster, lambda: cluster.hosts.cut(RIGHT))
     assert cluster.spread_ends(LEFT, RIGHT) == [1, 1]

@@ -145,8 +145,10 @@ def write_pairs(path: Path, count: int = 48, seed: int = 0) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_recorded_pairs_train_exactly_once_and_are_told_apart(start: Start, tmp_path: Path) -> None:
-    """Four passes over 48 pairs."""
+    """Four passes over 48 pairs. In every run: a reward model of pairs, which is killed in between
+    (test_rlhf_pipeline.py)."""
     up = start(
         data={
             "path": str(write_pairs(tmp_path / "pairs.jsonl")),

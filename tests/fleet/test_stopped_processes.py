@@ -86,16 +86,19 @@ def victim_of(fleet: LaunchedFleet, instant: str) -> str:
     return "policy-1"
 
 
-"""In every run: tests/unit/diagnosis/test_diagnosis.py, as all the others."""
-
-
 @pytest.mark.parametrize(
-    "instant", ["idle", "reduce", "state_transfer", "send", "generate", "receive"]
+    "instant",
+    [
+        "reduce",
+        "state_transfer",
+        "generate",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("idle", "send", "receive")),
+    ],
 )
 def test_a_process_stopped_at_a_wait_point_is_named_before_it_is_dead(
     fleet: LaunchedFleet, instant: str
 ) -> None:
-    """The other instants: tests/unit/diagnosis/test_diagnosis.py."""
+    """All instants, in every run: tests/unit/diagnosis/test_diagnosis.py."""
     fleet.mark()
     victim, others = victim_of(fleet, instant), []
     if instant == "state_transfer":

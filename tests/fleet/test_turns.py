@@ -24,7 +24,8 @@ PAIR = {"controllers": 2, "policy": 1, "rollout": 1, "sharing": "turns"}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("staleness", [0, 1])
+# In every run a pair with staleness is the one that is killed below.
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_pair_that_takes_turns_learns(start: Start, staleness: int) -> None:
     """With 0 this is the synchronous flow: each step is a turn of generation and one of
     training."""
@@ -38,7 +39,7 @@ def test_a_pair_that_takes_turns_learns(start: Start, staleness: int) -> None:
             "eval_every": 12,
         },
         rollout={"group_size": 8, "max_sequences": 64},
-        fleet=PAIR,
+        fleet=PAIR | {"controllers": 1},
     )
     assert up.wait() == 0, up.said()
     up.assert_sound()
@@ -157,7 +158,7 @@ def test_a_pair_in_turns_needs_little_more_memory_than_the_larger_of_both(tmp_pa
         sizes = [_memory(worker.ids[-1].pid) for worker in workers if worker.ids]
         largest = max([largest, *(rss for rss, _ in sizes)])
         pair = max(pair, sum(pss for _, pss in sizes))
-        time.sleep(0.05)
+        time.sleep(0.2)  # a look at the pages of a process takes a part of a core
     assert up.wait() == 0, up.said()
     assert 3 << 30 < pair <= 1.2 * largest, (pair, largest)
 

@@ -70,7 +70,8 @@ def assert_logprobs(model: Reference, sample: Completion) -> None:
     [
         ("fused", 1),
         ("general", 1),
-        pytest.param("vllm", 1, marks=needs_vllm),
+        # In every run vLLM with two ranks, and with one below.
+        pytest.param("vllm", 1, marks=[needs_vllm, pytest.mark.slow]),
         pytest.param("vllm", 2, marks=[needs_vllm, pytest.mark.long]),
     ],
 )
