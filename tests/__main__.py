@@ -7,9 +7,10 @@ cores.
     python -m tests --fast [pytest options]    tests/unit without vLLM and heavy ones, 100 schedules
     python -m tests tests/process/rest -x      what is named, one test after the other
 
-Fleets and processes mostly wait, for time-outs of their peers above all: four more workers than
-there are cores keep the cores busy. The long files come first, the short unit tests fill up the
-end. A file's tests stay together, because they may share an engine or a Redis.
+Fleets and processes often wait, for time-outs of their peers above all: two more workers than
+there are cores keep the cores busy. Each worker imports all tests, with torch and transformers. The
+long files come first, the short unit tests fill up the end. A file's tests stay together, because
+they may share an engine or a Redis.
 
 If a few tests fail beside others, each is run once more alone. Those that pass then are listed as
 unsteady: a time limit was too short for the load, or an event was not awaited. Such a test is to be
@@ -29,8 +30,8 @@ BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 FAST = ("tests/unit", "--dist", "worksteal", "-k", "not vllm", "--schedules=100", "--durations=5")
 
 
-MORE = 4
-"""Workers beyond one a core: most tests wait for processes."""
+MORE = 2
+"""Workers beyond one a core: many tests wait for processes."""
 MOST_AGAIN = 5
 """More failures than these are no accident of the load."""
 
