@@ -105,10 +105,13 @@ def lose_all_scorers(up: Up) -> None:
     up.kill(other, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_policy_is_distilled_from_a_teacher_that_is_a_scorer(
     start: Start, tmp_path: Path
 ) -> None:
-    """The rewards say nothing; only the teacher's log-probs are trained."""
+    """The rewards say nothing; only the teacher's log-probs are trained. In every run: scorers of a
+    fleet above, their log-probs in tests/unit/scorer, and the loss in
+    tests/unit/policy/test_distill.py."""
     make_tiny_model(tmp_path / "model", hidden=32)
     teacher = make_tiny_model(tmp_path / "teacher", hidden=64)
     up = start(

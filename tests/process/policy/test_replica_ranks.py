@@ -31,7 +31,7 @@ def test_ranks_hear_the_leader_and_agree():
 def test_killing_a_rank_ends_the_whole_replica():
     """Within the minute that is waited for; the shortest time limit of a collective is half an
     hour."""
-    process, pids = _idle_replica(forks=2)
+    process, pids = _idle_replica(3, forks=2)
     (holds_its_link,) = psutil.Process(pids[2]).children()
     # Ctrl-C in a terminal reaches every rank; it is for the leader to decide what it means.
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -48,14 +48,14 @@ def test_killing_a_rank_ends_the_whole_replica():
 
 
 def test_a_stopped_follower_dies_with_its_leader():
-    process, pids = _idle_replica(stopped=1)
+    process, pids = _idle_replica(2, stopped=1)
     process.kill()
     process.wait(patient(60))
     _gone(pids)
 
 
-def _idle_replica(**arguments):
-    process = ranks.start(3, "wait_for_death", **arguments)
+def _idle_replica(size, **arguments):
+    process = ranks.start(size, "wait_for_death", **arguments)
     line = process.stdout.readline()
     assert line, process.stderr.read()
     return process, json.loads(line)

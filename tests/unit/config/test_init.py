@@ -1,6 +1,11 @@
 """``paceline init`` writes what ``load_config`` takes, and what the algorithm asks for."""
 
+import io
+import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -10,6 +15,7 @@ from paceline.config.load import load_config
 from paceline.config.template import ALGORITHMS, SIZES, template_settings
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
+from paceline_launcher.preflight import user_code
 from paceline_launcher.preflight.earlier_run import config_warnings
 from tests.fixtures.preflight import INPUTS, findings_of
 
@@ -50,14 +56,22 @@ def test_every_choice_is_a_valid_configuration(
 RECORDED = ("sft", "dpo", "reward_model")
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    ["grpo", "ppo", "online_dpo", *(pytest.param(a, marks=pytest.mark.heavy) for a in RECORDED)],
-)
+def tried_here(check: str, name: str, **given: Any) -> user_code.Tried:
+    """The check as a function: a process of its own would import torch first."""
+    asked, said = json.dumps({"name": name, **given}), io.TextIOWrapper(io.BytesIO())
+    with patch("sys.stdin", io.StringIO(asked)), patch("sys.stdout", said):
+        assert import_module(check).main() == 0
+    said.seek(0)
+    return user_code.Tried("", said.read().splitlines())
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "online_dpo", *RECORDED])
 def test_the_tiny_one_starts_as_it_is(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
+    if algorithm in RECORDED:  # in a process: tests/unit/recorded/test_encoding.py
+        monkeypatch.setattr(user_code, "try_import", tried_here)
     out = tmp_path / "run.toml"
     assert init("--algorithm", algorithm, str(out)).exit_code == 0
     assert {check.state for check in findings_of(load_config(out), *INPUTS)} == {"ok"}
