@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from typer.testing import CliRunner
 
 from paceline.observe.fleet_file import FleetRecord
 from paceline.rpc.client import ControlPlaneUnavailable
+from paceline_launcher.cli import app
 from testbed.faults import failpoints
 from testbed.fleets.launched_fleet import LaunchedFleet
-from testbed.fleets.local_run import paceline
+from testbed.fleets.local_run import SLOWLY
 from tests.fixtures.shared import Shared
 from tests.fleet.test_turns import assert_one_holder
 
@@ -48,8 +50,9 @@ class LentFleet(LaunchedFleet):
     def lend(self, side: str) -> None:
         """Asks for it, as a user does."""
         count = f"training={2 if side == TRAINS else 1}"
-        told = paceline("scale", count, "--run-dir", str(self.run_dir))
-        assert told.returncode == 0 and "pairs train" in told.stdout, told
+        # In this process: the start of one takes two seconds of a core.
+        told = CliRunner().invoke(app, ["scale", count, "--run-dir", str(self.run_dir)])
+        assert told.exit_code == 0 and "pairs train" in told.stdout, told.output
 
     def be_lent_to(self, side: str) -> None:
         """Until the second pair is at work on this side, and the first one trains."""
@@ -78,6 +81,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LentFlee
             },
             train={"max_staleness": 1, "checkpoint_every": 3},
             rollout={"max_tokens": 48, "max_sequences": 4},
+            reward=SLOWLY,
         )
 
     fleet = Shared(started)
