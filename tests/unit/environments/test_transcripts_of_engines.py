@@ -51,11 +51,12 @@ async def played(config: Config, kind: str, reference: Reference) -> rollout_pb2
         await engine.close()
 
 
-@pytest.mark.parametrize("kind", each_engine(pytest.mark.long))
+@pytest.mark.parametrize("kind", each_engine(pytest.mark.slow))
 async def test_log_probs_of_every_turn_are_those_behind_the_whole_transcript(
     tmp_path: Path, kind: str
 ) -> None:
-    """On every engine, at temperatures and filters that shape the distribution."""
+    """On every engine, at temperatures and filters that shape the distribution. What continues a
+    prefix in vLLM in every run: tests/unit/engine/test_engine.py."""
     torch.set_num_threads(1)
     model = make_chat_model(tmp_path, hidden=128)
     reference = Reference(model)
