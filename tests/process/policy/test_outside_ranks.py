@@ -6,15 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.rpc.addresses import free_ports
-from testbed.patience import patient
+from testbed.patience import patient, until
 from tests.fixtures import ranks
+from tests.fixtures.ranks import Forked
 from tests.fixtures.train_states import tiny_config
 
 SIZE = 3
@@ -28,11 +28,9 @@ class Job:
         settings = tiny_config(folder).model_dump(mode="json")
         settings["fleet"] |= {"policy_ranks": SIZE, "heartbeat_s": 0.2, "lease_ttl_s": 3.0}
         self.settings = settings
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Forked] = []
 
-    def start(
-        self, rank: int, scenario: str, *, run: str = "", **place: str
-    ) -> subprocess.Popen[str]:
+    def start(self, rank: int, scenario: str, *, run: str = "", **place: str) -> Forked:
         given = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -44,14 +42,14 @@ class Job:
         settings = json.loads(json.dumps(self.settings))
         settings["fleet"]["policy_ranks"] = int(given["WORLD_SIZE"])
         settings["run"]["name"] = run or settings["run"]["name"]
-        process = ranks.start_outside(given, scenario, config=json.dumps(settings))
+        process = ranks.start_outside(given, scenario, json.dumps(settings))
         self.processes.append(process)
         return process
 
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-            process.communicate()
+            process.end()
 
 
 @pytest.fixture
@@ -61,45 +59,39 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made.close()
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, err = process.communicate(timeout=patient(120))
-    return process.returncode, err
-
-
-def met(job: Job) -> list[subprocess.Popen[str]]:
+def met(job: Job) -> list[Forked]:
     """All ranks, which wait for a command."""
     # Rank 0 last: the others wait for it.
     found = {rank: job.start(rank, "wait_for_death") for rank in (2, 1, 0)}
-    assert found[0].stdout is not None
-    assert found[0].stdout.readline(), found[0].communicate()
+    found[0].until_printed()
     return [found[rank] for rank in range(SIZE)]
 
 
-def assert_end(processes: list[subprocess.Popen[str]], *, without: int) -> None:
+def assert_end(processes: list[Forked], *, without: int) -> None:
     """Both end because a rank is silent, and one of them says which."""
-    found = [ended(p) for p in processes]
+    found = [p.end() for p in processes]
     assert [code for code, _ in found] == [1, 1]
     assert any(f"rank {without}: no message" in err for _, err in found), found
 
 
 def test_ranks_from_outside_do_what_ranks_of_rank_0_do(job: Job) -> None:
     processes = [job.start(rank, "talk") for rank in range(SIZE)]
-    out, err = processes[0].communicate(timeout=patient(120))
-    assert processes[0].returncode == 0, err
-    said = json.loads(out)
+    status, err = processes[0].end()
+    assert status == 0, err
+    said = json.loads(processes[0].printed())
     assert said["heard"] == [["attach", {"words": ["ä", 1, None]}]] * SIZE
     assert len(set(said["identities"])) == 1
     assert (said["all_ok"], said["one_not_ok"], said["sum"]) == (True, False, 6.0)
     assert said["listening"] == ["127.0.0.1"]
     # Each in order, and none because another one had gone.
-    assert [ended(p)[0] for p in processes[1:]] == [0, 0]
+    assert [p.end()[0] for p in processes[1:]] == [0, 0]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_killing_any_rank_ends_all(job: Job, victim: int) -> None:
     processes = met(job)
     processes[victim].kill()
-    others = [ended(p) for p in processes if p is not processes[victim]]
+    others = [p.end() for p in processes if p is not processes[victim]]
     assert [code for code, _ in others] == [1, 1]
     # Whichever notices first: the link between ranks, or the collective in which those above 0
     # wait.
@@ -111,7 +103,7 @@ def test_a_stopped_rank_ends_all_and_itself_when_it_goes_on(job: Job) -> None:
     os.kill(stopped.pid, signal.SIGSTOP)
     assert_end([first, last], without=1)
     os.kill(stopped.pid, signal.SIGCONT)
-    assert ended(stopped)[0] == 1
+    assert stopped.end()[0] == 1
 
 
 def test_ranks_started_again_meet_while_an_old_one_is_still_about(job: Job) -> None:
@@ -123,17 +115,16 @@ def test_ranks_started_again_meet_while_an_old_one_is_still_about(job: Job) -> N
     new = [job.start(rank, "talk") for rank in (1, 2)]
     old[0].kill()
     new.append(job.start(0, "talk"))
-    assert [ended(p)[0] for p in new] == [0, 0, 0]
+    assert [p.end()[0] for p in new] == [0, 0, 0]
 
 
 def test_a_rank_that_died_before_all_were_there_may_come_again(job: Job) -> None:
     first = job.start(1, "talk")
     rank0 = job.start(0, "talk")
-    assert first.stderr is not None
     first.kill()
-    assert ended(first)[0] == -signal.SIGKILL
+    assert first.end()[0] == -signal.SIGKILL
     rest = [job.start(rank, "talk") for rank in (1, 2)]
-    assert [ended(p)[0] for p in (rank0, *rest)] == [0, 0, 0]
+    assert [p.end()[0] for p in (rank0, *rest)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -148,22 +139,21 @@ def test_a_rank_of_another_run_or_world_is_refused_on_both_sides(
 ) -> None:
     processes = [job.start(0, "talk"), job.start(1, "talk", **place)]
     for process in processes:
-        code, err = ended(process)
+        code, err = process.end()
         assert (code, said in err) == (2, True), err
 
 
 def test_two_processes_of_one_rank_are_told_apart(job: Job) -> None:
     job.start(0, "talk")
     twins = [job.start(1, "talk") for _ in range(2)]
-    while not (over := [p for p in twins if p.poll() is not None]):
-        time.sleep(0.05)
-    (refused,) = over
-    code, err = ended(refused)
+    until(lambda: any(p.has_ended() for p in twins), 120.0)
+    (refused,) = (p for p in twins if p.has_ended())
+    code, err = refused.end()
     assert (code, "another process is RANK=1 already" in err) == (2, True), err
 
 
 def test_an_address_that_is_not_this_hosts_is_named(job: Job) -> None:
-    code, err = ended(job.start(0, "talk", MASTER_ADDR="192.0.2.1"))
+    code, err = job.start(0, "talk", MASTER_ADDR="192.0.2.1").end()
     assert code == 2
     assert "MASTER_ADDR=192.0.2.1 " in err and "no address of this host" in err, err
 

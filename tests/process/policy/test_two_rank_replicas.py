@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from paceline.config.schema import Config
 from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
 from policy_worker.checkpoint.export import export
-from testbed.patience import patient
 from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures import ranks
 from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config, tiny_state
@@ -86,7 +85,7 @@ def runs(folder, config, by_two):
     )
     with throwaway_redis(folder / "redis") as url:
         members = [
-            ranks.start(
+            ranks.fork(
                 2,
                 "trainer",
                 run_dir=_made(folder / "mesh"),
@@ -99,11 +98,11 @@ def runs(folder, config, by_two):
             )
             for rank in range(2)
         ]
-        out, err = members[0].communicate(timeout=patient(150))
-        assert members[0].returncode == 0, err
-        mesh = [json.loads(out), json.loads(members[1].stdout.readline())]
+        status, err = members[0].end()
+        assert status == 0, err
+        mesh = [json.loads(member.until_printed()) for member in members]
         members[1].kill()  # hung on purpose
-        members[1].communicate()
+        members[1].end()
     return one, two, mesh
 
 
@@ -285,8 +284,7 @@ def test_two_ranks_measure_held_out_pairs_as_one_does(groups_of_two, alone):
 def test_a_row_that_does_not_fit_ends_the_replica_at_once_and_is_named(tmp_path, rank):
     """The other rank is in a collective of the same row and would wait there for half an hour."""
     config = tiny_config(tmp_path, tokens_per_microbatch=64).model_dump_json()
-    process = ranks.start(2, "out_of_memory", config=config, at=rank)
-    _, err = process.communicate(timeout=patient(150))
-    assert process.returncode == 1, err
+    status, err = ranks.fork(2, "out_of_memory", config=config, at=rank).end()
+    assert status == 1, err
     (said,) = [line for line in err.splitlines() if "80.00 GiB" in line]
     assert f"rank {rank}" in said and "t6" in said and "tokens, prompts included" in said, said
