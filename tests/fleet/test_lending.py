@@ -117,12 +117,13 @@ def test_a_wrong_split_moves_by_itself_to_a_better_one_and_a_user_can_move_it_ba
 @pytest.mark.parametrize(
     ("side", "victim", "instant"),
     [
-        (TRAINS, "rollout-1", "parking"),
+        # In every run this one; a rollout worker that parks in test_turns.py, and all in the
+        # simulator.
         (GENERATES, "policy-1", "parking"),
         *(
             pytest.param(side, victim, instant, marks=pytest.mark.slow)
             for side, victim, instants in (
-                (TRAINS, "rollout-1", ("park", "parked")),
+                (TRAINS, "rollout-1", ("park", "parking", "parked")),
                 (TRAINS, "policy-1", ("unpark", "state_transfer")),
                 (GENERATES, "policy-1", ("park", "parked")),
                 (GENERATES, "rollout-1", ("unpark",)),
