@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from paceline.config.model_files import Loaded, load_pretrained
 from paceline.config.schema import Config
 from paceline.config.sections.inputs import LoraConfig
-from paceline.lora import SUFFIXES, adapters_of, attach, initial
+from paceline.lora import SUFFIXES, adapters_of, attach
 from paceline.memory_plan import room_of_a_turn, scorer_room
 from paceline.model_shape import scorer_shapes
 from paceline.process.compute_device import compute_dtype, pick_device
@@ -48,8 +48,7 @@ def read_model(config: Config, dtype: str) -> PreTrainedModel:
     if (lora := config.model.lora) is not None:
         attach(model, lora)
         mine = adapters_of(model)
-        new = {name: initial(name, adapter.shape, lora, seed=0) for name, adapter in mine.items()}
-        for name, tensor in trial(new, lora).items():
+        for name, tensor in trial(mine, lora).items():
             mine[name].data = tensor.to(model.dtype)
     return model.eval().requires_grad_(False)
 
@@ -59,14 +58,18 @@ _TRIAL = 0.3
 
 
 def trial(adapters: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:
-    """``adapters`` with second matrices that change every layer. Those of new adapters are zero:
-    with them nobody could tell whether an engine computes with adapters at all."""
-    generator = torch.Generator().manual_seed(1)
-    spread = _TRIAL / (lora.scale * math.sqrt(lora.rank))
-    drawn = dict(adapters)
-    for name, tensor in adapters.items():
+    """Other ``adapters``, which change every layer. The second matrices of new ones are zero: with
+    them nobody could tell whether an engine computes with adapters at all."""
+    longest = max(tensor.numel() for tensor in adapters.values())
+    # Each takes its numbers from another place of one draw: a joiner waits for this.
+    numbers = torch.randn(longest + len(adapters), generator=torch.Generator().manual_seed(1))
+    drawn = {}
+    for place, (name, tensor) in enumerate(adapters.items()):
+        spread = (3 * tensor.shape[1]) ** -0.5  # that of new ones
         if name.endswith(SUFFIXES[1]):
-            drawn[name] = (torch.randn(tensor.shape, generator=generator) * spread).to(tensor)
+            spread = _TRIAL / (lora.scale * math.sqrt(lora.rank))
+        mine = numbers[place : place + tensor.numel()].view(tensor.shape)
+        drawn[name] = (mine * spread).to(tensor)
     return drawn
 
 

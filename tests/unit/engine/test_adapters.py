@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.config.sections.inputs import LoraConfig
-from paceline.lora import adapter_shapes, initial, merge_into
+from paceline.lora import adapter_shapes, merge_into
 from rollout_worker.engine.base import (
     Completion,
     EngineError,
@@ -47,8 +47,16 @@ def config_of(path: Path, **rollout: Any) -> Config:
 def adapters(path: Path, seed: int) -> dict[str, Tensor]:
     """As after some steps."""
     shapes = adapter_shapes(Reference(path).model.config, LORA)
-    drawn = trial({n: initial(n, shape, LORA, seed) for n, shape in shapes.items()}, LORA)
+    drawn = trial({name: torch.zeros(shape) for name, shape in shapes.items()}, LORA)
     return {name: tensor * (1 + seed / 2) for name, tensor in drawn.items()}
+
+
+def test_a_trial_tells_each_adapter_from_every_other(path: Path) -> None:
+    drawn = adapters(path, 0)
+    assert all(tensor.std() > 0.01 for tensor in drawn.values())
+    for shape in {tensor.shape for tensor in drawn.values()}:
+        alike = [tensor for tensor in drawn.values() if tensor.shape == shape]
+        assert len({tuple(tensor.flatten().tolist()) for tensor in alike}) == len(alike)
 
 
 def merged(path: Path, tensors: Mapping[str, Tensor]) -> Reference:
