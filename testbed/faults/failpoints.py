@@ -9,7 +9,7 @@ time and sends itself the signal. Instants:
               reduce          with its all-reduce under way
               vote            a few milliseconds after its vote was sent
               commit          the commit is known, the optimizer step not yet done
-              state_transfer  the state half sent to a joiner
+              state_transfer  the state half sent to a joiner; state_arrival: half arrived there
               send            a bucket of new weights on its way to a rollout worker
               park            about to give up its device; parking: in the middle of it; parked:
                               it has, and has not said so; unpark: about to take it again
@@ -181,28 +181,32 @@ class Trap:
         self._before(_module("policy_worker.trainer").Trainer, "commit")
 
     def _state_transfer(self) -> None:
-        trainer = _module("policy_worker.trainer")
+        self._in_transfer("send_state", "send")
 
+    def _state_arrival(self) -> None:
+        self._in_transfer("receive_state", "recv")
+
+    def _in_transfer(self, name: str, message: str) -> None:
         def make(whole: Any) -> Any:
-            def send_state(mesh: Any, *arguments: Any) -> Any:
-                self._replace(type(mesh), "send", self._after_header)
+            def transfer(mesh: Any, *arguments: Any) -> Any:
+                self._replace(type(mesh), message, self._after_header)
                 return whole(mesh, *arguments)
 
-            return send_state
+            return transfer
 
-        self._replace(trainer, "send_state", make)
+        self._replace(_module("policy_worker.trainer"), name, make)
 
     def _after_header(self, whole: Any) -> Any:
-        sent = 0
+        passed = 0
 
-        def send(*arguments: Any) -> Any:
-            nonlocal sent
-            sent += 1
-            if sent > 2:
+        def message(*arguments: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed > 2:
                 self._fall()
             return whole(*arguments)
 
-        return send
+        return message
 
     def _send(self) -> None:
         def make(whole: Any) -> Any:

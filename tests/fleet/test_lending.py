@@ -124,7 +124,7 @@ def test_a_wrong_split_moves_by_itself_to_a_better_one_and_a_user_can_move_it_ba
             pytest.param(side, victim, instant, marks=pytest.mark.slow)
             for side, victim, instants in (
                 (TRAINS, "rollout-1", ("park", "parking", "parked")),
-                (TRAINS, "policy-1", ("unpark", "state_transfer")),
+                (TRAINS, "policy-1", ("unpark", "state_arrival")),
                 (GENERATES, "policy-1", ("park", "parked")),
                 (GENERATES, "rollout-1", ("unpark",)),
             )
@@ -136,7 +136,7 @@ def test_a_worker_that_is_killed_inside_a_loan_costs_the_others_nothing(
     fleet: LentFleet, side: str, victim: str, instant: str
 ) -> None:
     other = GENERATES if side == TRAINS else TRAINS
-    if instant in ("unpark", "state_transfer"):
+    if instant in ("unpark", "state_arrival"):
         fleet.be_lent_to(side)  # its first turn loads the model
     fleet.be_lent_to(other)
     before, at = fleet.pids(), fleet.mark()
