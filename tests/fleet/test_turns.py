@@ -2,10 +2,14 @@
 them: they learn, survive kills around every switch, and need little more memory than one alone.
 With PPO a reference and a critic park with the trainer, and a reward model has turns of its own."""
 
+import collections
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -135,6 +139,48 @@ def test_a_switch_goes_on_under_the_next_leader(fleet: LaunchedFleet, instant: s
     fleet.steps(3)
     assert [fleet.pids()[n] for n in NAMES] == [before[n] for n in NAMES]
     assert_one_holder([event for _, event in fleet.tail.events])
+
+
+KILLS = [(name, at) for name in ("rollout-0", "policy-0") for at in ("parking", "unpark")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 4}}], ids=["weights", "adapters"])
+def test_steps_after_kills_around_switches_are_those_of_an_undisturbed_run(
+    tmp_path: Path, lora: dict[str, Any]
+) -> None:
+    """Loss and norm of the gradient, and the digest of the weights that each step began with."""
+    digests: list[dict[int, set[str]]] = []
+    figures: list[dict[int, list[float]]] = []
+    last = 2 + 2 * len(KILLS)
+    for kills in ([], KILLS):
+        fleet = LaunchedFleet(
+            tmp_path / ("disturbed" if kills else "undisturbed"),
+            fleet=PAIR | {"controllers": 1},
+            model=lora,
+            train={"max_staleness": 0, "checkpoint_every": 2, "lr": 1e-3},
+        )
+        with closing(fleet):
+            fleet.settled()
+            for name, instant in kills:
+                fleet.fall(name, instant)
+                fleet.steps(2)
+            fleet.until(lambda: fleet.up.step() >= last, 300.0)  # noqa: B023
+            fleet.mark()
+            fleet.assert_sound()
+            votes = [event for _, event in fleet.tail.events if event["type"] == "VoteCast"]
+            rows = [row for row in fleet.up.metrics() if row["kind"] == "step"]
+        digests.append(collections.defaultdict(set))
+        for vote in votes:
+            digests[-1][vote["step"]].add(vote["digest"])
+        figures.append({row["step"]: [row["loss"], row["grad_norm"]] for row in rows})
+    steps = range(1, last + 1)
+    calm, disturbed = ([of[step] for step in steps] for of in figures)
+    gap = float(np.abs(np.array(calm) - np.array(disturbed)).max())
+    same = sum(digests[0][step] == digests[1][step] for step in steps)
+    print(f"loss and gradient norm differ by {gap:.3g} at most; digests equal: {same} of {last}")
+    np.testing.assert_allclose(disturbed, calm, rtol=1e-4, atol=1e-6)
+    assert len({tuple(pair) for pair in calm}) > last / 2  # they learn
 
 
 # -- memory ---------------------------------------------------------------------------------------
