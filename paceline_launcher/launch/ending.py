@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,7 @@ from paceline.observe.run_watcher import leader_status
 from paceline.observe.runs import summarise, write_summary
 from paceline.redis.server import embedded_pid, ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from paceline.user_code import python_module
-from paceline_launcher.launch.child import Child, ChildSpec
-
-EXPORT_LIMIT_S = 1800.0
-EXPORT_LOG = "logs/export.log"
+from paceline_launcher.launch.exports import EXPORT_LOG, export_checkpoint, export_while_it_runs
 
 
 async def export_newest(
@@ -28,27 +23,14 @@ async def export_newest(
     note: Callable[[str], None],
     give_up: asyncio.Future[None] | None = None,
 ) -> Path | None:
-    """The Hugging Face directory, written by a process of its own: this one must not import torch.
-    None if there is no checkpoint, or it failed, or took EXPORT_LIMIT_S, or ``give_up`` was
-    done."""
+    """The Hugging Face directory. None if there is no checkpoint, or it was not exported."""
     checkpoints = Projection.read(run_dir).checkpoints.saved
     if not checkpoints:
         note("no checkpoint to export")
         return None
     checkpoint, out = checkpoints[-1].path, run_dir / "export"
     note(f"exporting {checkpoint}: torch is loaded, and the model written (log: {EXPORT_LOG})")
-    trust = ["--trust-remote-code"] if config.model.trust_remote_code else []
-    command = (*python_module("paceline_launcher"), "export", checkpoint, "--out", str(out), *trust)
-    log = run_dir / EXPORT_LOG
-    child = await Child.start(ChildSpec("export", "export", command, os.environ, log))
-    ended = asyncio.create_task(child.wait())
-    ends: list[asyncio.Future[Any]] = [ended] if give_up is None else [ended, give_up]
-    try:
-        await asyncio.wait(ends, timeout=EXPORT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        if not ended.done():
-            child.kill()
-    if await ended != 0:
+    if not await export_checkpoint(config, run_dir, checkpoint, out, give_up):
         return None
     note(f"exported the model to {out}; verifying the journal")
     return out
@@ -139,7 +121,11 @@ class RunWait:
     async def end(self) -> dict[str, Any]:
         """The summary of the run, once it has ended. Raises RequestRefused if controllers refuse to
         answer."""
-        status, reason = await self._ended()
+        exporting = asyncio.create_task(export_while_it_runs(self.config, self.run_dir, self.note))
+        try:
+            status, reason = await self._ended()
+        finally:
+            exporting.cancel()
         self.note(f"the run has {status}")
         with contextlib.suppress(ControlPlaneUnavailable):  # the controllers end with the run
             await self._wait("not all workers have left", self.config.fleet.finish_s, self._left)

@@ -27,7 +27,7 @@ from paceline.rpc.addresses import address_towards, port_of
 from paceline.rpc.auth import TOKEN_VARIABLE, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline_launcher.launch.child import ChildSpecs
-from paceline_launcher.launch.ending import EXPORT_LIMIT_S
+from paceline_launcher.launch.exports import EXPORT_LIMIT_S
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import (
     NodeJob,

@@ -35,6 +35,7 @@ from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import CONTROLLER, ChildSpecs, controller_ports
 from paceline_launcher.launch.ending import close_books, exit_status
+from paceline_launcher.launch.exports import export_while_it_runs
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.job import NodeJob, RunOutcome, write_job, write_outcome
 from paceline_launcher.launch.node_workers import NodeWorkers
@@ -151,7 +152,7 @@ class Run:
             token = read_token(self.config.auth, self.run_dir) if self.console.private else None
             begun = self.earlier is not None
             watch = RunWatch(self.console, fleet, self._interrupts, self.extends_to, token, begun)
-            status, reason = await watch.until_end(self._keep_redis(fleet))
+            status, reason = await watch.until_end(self._beside(fleet))
             await self._wind_down(fleet, watch.status, status)
             summary = await self._close_books(status, reason)
         except (NoRedis, ConfigError):
@@ -208,6 +209,11 @@ class Run:
             if identity not in fleet.record.redis:
                 fleet.record.redis.append(identity)
                 fleet.write_record()
+
+    async def _beside(self, fleet: Fleet) -> None:
+        """Never returns."""
+        exports = export_while_it_runs(self.config, self.run_dir, self.console.note)
+        await asyncio.gather(self._keep_redis(fleet), exports)
 
     async def _keep_redis(self, fleet: Fleet) -> None:
         """Restarts the embedded Redis whenever it ends. Never returns."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config.fields import (
+    AT_START,
     OBJECTIVE,
     STEP,
     Decay,
@@ -205,6 +206,9 @@ class TrainConfig(Section):
     """Steps between checkpoints. Rollout payloads are kept until a checkpoint covers them."""
     keep_checkpoints: Positive = 2
     """Newest checkpoints that are kept, beside the one with the highest held-out reward."""
+    export_every: Annotated[NonNegative, AT_START] = 0
+    """Every so many checkpoints, one is exported to `<run_dir>/exports/step-<step>` as a Hugging
+    Face directory, while the run goes on. 0: only the last one, at its end."""
     eval_every: Positive = 50
     """Steps between evaluations on the held-out data, beside those at step 0 and at the end."""
     eval_limit: Positive = 256

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from paceline.config.schema import Config
 from paceline.lora import LoraError
 from paceline_launcher.cli import app
-from paceline_launcher.launch import ending
+from paceline_launcher.launch import ending, exports
 from policy_worker.checkpoint.checkpoint import Checkpointer
 from policy_worker.checkpoint.export import MARKER, ExportError, export
 from testbed.tiny_model import make_tiny_model
@@ -233,11 +233,27 @@ def test_the_final_export_trusts_what_the_run_trusted(run):
     assert (out / "odd.py").exists()
 
 
+@pytest.mark.heavy
+async def test_a_run_that_goes_on_leaves_a_directory_of_its_checkpoint(run):
+    config, run_dir, checkpoint = run
+    dumped = config.model_dump()
+    dumped["train"]["export_every"] = 1
+    config = Config.model_validate(dumped)
+    noted: asyncio.Queue[str] = asyncio.Queue()
+    going = asyncio.create_task(exports.export_while_it_runs(config, run_dir, noted.put_nowait))
+    out = run_dir / "exports" / "step-000000"
+    assert await asyncio.wait_for(noted.get(), 300) == f"exported {out}"
+    going.cancel()
+    assert json.loads((out / MARKER).read_text())["checkpoint"] == str(checkpoint)
+    assert (out / "model.safetensors").exists()
+    assert (out / "odd.py").exists()
+
+
 def test_a_run_has_finished_though_the_disk_has_no_room_for_its_export(run, monkeypatch):
     async def full(spec):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(spec.log))
 
-    monkeypatch.setattr(ending.Child, "start", full)
+    monkeypatch.setattr(exports.Child, "start", full)
     config, run_dir, _ = run
     how = {"status": "finished", "reason": "completed", "redis_url": ""}
     summary = asyncio.run(ending.close_books(config, run_dir, print, **how))
