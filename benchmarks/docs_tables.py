@@ -53,6 +53,7 @@ def environment() -> jinja2.Environment:
         "attribution_rows": verdict.rows,
         "scaling": report,
         "arms": lambda name: MEASUREMENTS[name]["arms"],
+        "cosmos_rl": tomllib.loads((ROOT / "paceline_launcher/cli/cosmos_rl.toml").read_text()),
         "faults": tomllib.loads((ROOT / "benchmarks" / "recovery" / "faults.toml").read_text()),
     }
     return made

@@ -22,6 +22,7 @@ from paceline_launcher.cli import (
     doctor,
     eval_command,
     events,
+    imports,
     ledger,
     models,
     node,
@@ -80,6 +81,10 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start a run": (
         *(up.up, node.node, config.init),
         _group("config", "Check settings.", "config check run.toml", config.check),
+        _group(
+            *("import", "Bring a configuration of another framework.", "import cosmos-rl a.toml"),
+            imports.cosmos_rl,
+        ),
         doctor.doctor,
     ),
     "Watch a run": (

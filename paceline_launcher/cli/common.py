@@ -68,6 +68,17 @@ def parse_addresses(text: str) -> list[str]:
     return addresses
 
 
+def write_new(out: Path, text: str, *, force: bool) -> None:
+    """Writes a file of the user's, and replaces one only with ``force``. Raises BadInput."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Exclusive: a file that another process creates now is not replaced either.
+        with out.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise BadInput(f"{out} exists: --force replaces it") from None
+
+
 def run_config(run_dir: Path) -> Config:
     """The resolved configuration that ``paceline up`` left in the run directory."""
     path = run_dir / "config.toml"

@@ -16,6 +16,7 @@ from paceline_launcher.cli.common import (
     RunDirOption,
     SetOption,
     print_json,
+    write_new,
 )
 
 DEFAULT = Path("run.toml")
@@ -65,13 +66,7 @@ def init(
         typer.echo(template(algorithm, size, str(DEFAULT), lora=lora), nl=False)
         return
     text = template(algorithm, size, str(out), lora=lora)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Exclusive: a file that another process creates now is not replaced either.
-        with out.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise BadInput(f"{out} exists: --force replaces it") from None
+    write_new(out, text, force=force)
     typer.echo(f"wrote {out}: edit [model] and [data], then")
     for line in (f"paceline config check {out}", *commands(algorithm, size, str(out), lora=lora)):
         typer.echo(f"    {line}")

@@ -34,7 +34,7 @@ def exists(name: str) -> bool:
 
 def test_there_is_a_page_for_each_framework() -> None:
     named = {page.stem for page in PAGES}
-    assert named == {"aiak-rlhf", "chatlearn", "openrlhf", "trl", "verl"}
+    assert named == {"aiak-rlhf", "chatlearn", "cosmos-rl", "openrlhf", "trl", "verl"}
     assert all(len(rows(page)) > 25 for page in PAGES)
 
 
