@@ -38,7 +38,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
-    *((name,) for name in ("init", "logs", "open", "top")),
+    *((name,) for name in ("init", "logs", "top")),
     *(("alerts", "test"), ("plan", "memory")),
 }
 """Processes that run, views of people, and text that is made for a file."""
