@@ -69,7 +69,7 @@ async def test_standby_gives_the_same_replies_after_the_leader_is_killed(tmp_pat
             await worker.stop(goodbye=False)
         state = await status(control_of(controllers, [controllers.started[1].address]))
         assert state.failovers == 1 and state.leader == "controller-1"
-        assert state.tasks.cursor == 2
+        assert state.tasks.dispatched == 2
         assert_sound(controllers.redis_url)
 
 
