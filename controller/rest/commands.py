@@ -59,7 +59,8 @@ Key = Annotated[str, Depends(idempotency_key)]
 
 
 def router(controller: Controller) -> APIRouter:
-    routes = APIRouter(prefix="/api/v1", tags=["steering"])
+    redirect = {"description": "Another controller leads: Location has its URL"}
+    routes = APIRouter(prefix="/api/v1", tags=["steering"], responses={307: redirect})
 
     @asynccontextmanager
     async def patience() -> AsyncIterator[None]:
