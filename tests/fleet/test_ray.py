@@ -40,7 +40,8 @@ pytestmark = [
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
     """It has four CPUs, and ends with all that it started."""
     made = RayHead(tmp_path_factory.mktemp("ray", numbered=False))
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Once a user of this machine has a token of Ray, it asks for it, also the tests.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     try:
         made.start()
         yield made
