@@ -172,25 +172,32 @@ def initial(name: str, shape: torch.Size, settings: LoraConfig, seed: int) -> Te
     return tensor.uniform_(-bound, bound, generator=generator)
 
 
+def merged(
+    weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], settings: LoraConfig
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and new values of those ``weights`` beside which ``tensors`` has adapters: weight +
+    scale * B A, computed in float32. Raises LoraError for adapters of another base."""
+    for name in [name for name in tensors if name.endswith(SUFFIXES[0])]:
+        layer = name.removesuffix(SUFFIXES[0])
+        if layer + SUFFIXES[1] not in tensors:
+            raise LoraError(f"the adapter {layer} has no lora_B: write it again")
+        a, b = (tensors[layer + suffix].float() for suffix in SUFFIXES)
+        weight = weights.get(f"{layer}.weight")
+        if weight is None or weight.shape != (len(b), a.shape[1]):
+            raise LoraError(f"the adapter {layer} fits no layer of the model: name its base")
+        whole = torch.addmm(weight.detach().float(), b, a, alpha=settings.scale)
+        yield f"{layer}.weight", whole.to(weight.dtype)
+
+
 def merge_into(
     model: nn.Module, tensors: Mapping[str, Tensor], settings: LoraConfig
 ) -> dict[str, Tensor]:
-    """Adds adapters to the weights of their base, in place, computed in float32. Returns the other
-    ``tensors``. Raises LoraError for adapters of another base."""
-    rest = dict(tensors)
-    for name in [name for name in tensors if name.endswith(SUFFIXES[0])]:
-        layer = name.removesuffix(SUFFIXES[0])
-        if layer + SUFFIXES[1] not in rest:
-            raise LoraError(f"the adapter {layer} has no lora_B: write it again")
-        a, b = rest.pop(name).float(), rest.pop(layer + SUFFIXES[1]).float()
-        weight = dict(model.named_parameters()).get(f"{layer}.weight")
-        if weight is None or weight.shape != (len(b), a.shape[1]):
-            raise LoraError(
-                f"the adapter {layer} fits no layer of {type(model).__name__}: name its base"
-            )
-        with torch.no_grad():
-            weight.copy_(torch.addmm(weight.float(), b, a, alpha=settings.scale))
-    return rest
+    """Adds adapters to the weights of their base, in place. Returns the other ``tensors``. Raises
+    LoraError."""
+    weights = dict(model.named_parameters())
+    for name, weight in merged(weights, tensors, settings):
+        weights[name].data.copy_(weight)
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(SUFFIXES)}
 
 
 def write_peft(

@@ -17,6 +17,12 @@ class FaultyRank(PacelineRank):
         if Path(os.environ[FAULT]).read_text() != "never staged":
             super().paceline_stage(*arguments)
 
+    def paceline_without_slot(self: Any, names: list[str]) -> list[str]:
+        fault = Path(os.environ[FAULT])
+        if fault.exists() and fault.read_text() == "no slot":
+            return ["model.layers.1.mlp.up_proj"]
+        return super().paceline_without_slot(names)
+
     def paceline_fill_slots(self: Any, tensors: dict[str, torch.Tensor]) -> None:
         match Path(os.environ[FAULT]).read_text().split(": "):
             case ["renamed"]:

@@ -6,19 +6,22 @@
 Every request carries the one adapter. Its tensors are replaced in place, between two steps, and
 never pass through a file. vLLM says nothing if it has no place for a tensor, and goes on with the
 base: so what counts is what the slots hold.
+
+Where a layer has no slot, vLLM knows of no adapters: whole weights are made of each version and of
+the base, always anew, and take the way of whole weights.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
-from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.parameters import ParameterPart
+from rollout_worker.engine.vllm import internals
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -33,25 +36,30 @@ def request() -> LoRARequest:
     return LoRARequest("policy", NUMBER, "/dev/null")
 
 
-def arguments(matrices: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Engine arguments for adapters of these ``matrices``, by their names on the wire. ``given``:
-    those of the user. Raises EngineError."""
+def obstacle(
+    matrices: Mapping[str, Tensor], given: Mapping[str, Any], architectures: Sequence[str] | None
+) -> str:
+    """The reason why vLLM has no slots for adapters of these ``matrices``, by their names on the
+    wire; empty if none is known. ``given``: the user's engine arguments."""
     from vllm.config.lora import MaxLoRARanks
 
-    rank = rank_of(matrices)
-    ranks = [size for size in get_args(MaxLoRARanks) if size >= rank]
-    if not ranks:
-        most = max(get_args(MaxLoRARanks))
-        raise EngineError(f"model.lora.rank is {rank}: vLLM takes at most {most}")
+    if given.get("enable_lora") is False:
+        return "rollout.vllm.enable_lora is false"
+    if (rank := rank_of(matrices)) > (most := max(get_args(MaxLoRARanks))):
+        return f"model.lora.rank is {rank}, and vLLM takes at most {most}"
     if given.get("pipeline_parallel_size", 1) > 1:
-        raise EngineError(
-            "rollout.vllm.pipeline_parallel_size: adapters cannot be compared on its ranks. Use "
-            "rollout.tensor_parallel"
-        )
+        return "adapters cannot be compared on the ranks of rollout.vllm.pipeline_parallel_size"
+    return "" if internals.takes_adapters(architectures) else f"vLLM has none for {architectures}"
+
+
+def arguments(matrices: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Engine arguments for adapters of these ``matrices``."""
+    from vllm.config.lora import MaxLoRARanks
+
     return {
         "enable_lora": True,
         "max_loras": 1,
-        "max_lora_rank": min(ranks),
+        "max_lora_rank": min(r for r in get_args(MaxLoRARanks) if r >= rank_of(matrices)),
         # Others get no slot: a slot takes memory, and time in every step.
         "lora_target_modules": sorted({layer_of(name).rpartition(".")[2] for name in matrices}),
         # The base comes from its path; adapters alone come over the weights link.

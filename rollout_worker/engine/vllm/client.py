@@ -8,6 +8,8 @@ that Paceline sets is refused, with the name of the field that sets it.
 
 import asyncio
 import contextlib
+import functools
+import logging
 import os
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +27,15 @@ from paceline.memory_plan import engine_share, scorer_room
 from paceline.model_shape import scorer_shapes
 from paceline.process.compute_device import compute_dtype
 from paceline.process.parked_memory import await_room
-from paceline.process.structured_log import first_line
+from paceline.process.structured_log import event, first_line
 from paceline.user_code import safe_path_for_children
-from rollout_worker.engine.base import EngineDied, EngineError
+from rollout_worker.engine.base import EngineDied, EngineError, some
 from rollout_worker.engine.model import cache_budget, context_limit, from_pretrained, read_model
 from rollout_worker.engine.parameters import WeightTable, copy_parts
 from rollout_worker.engine.vllm import adapters, internals
 from rollout_worker.engine.vllm.routes import layers_with_experts
+
+logger = logging.getLogger(__name__)
 
 EXTENSION = "rollout_worker.engine.vllm.worker_extension.PacelineRank"
 _SET_BY = {
@@ -83,12 +87,14 @@ def engine_arguments(
     beside: int = 0,
 ) -> dict[str, Any]:
     """Keyword arguments of AsyncEngineArgs. ``parameters``: of the model. ``gpu``: bytes of a GPU;
-    None: vLLM's platform is a CPU. ``matrices``: those of its adapters, if only they are trained.
+    None: vLLM's platform is a CPU. ``matrices``: those of adapters that get slots in vLLM.
     ``beside``: bytes of the GPU that scorers have. Raises EngineError for an argument that does not
     exist or that another field sets."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     rollout, given = config.rollout, dict(config.rollout.vllm)
+    if config.model.lora is not None and given.get("enable_lora") is False:
+        del given["enable_lora"]
     for name in given:
         if name in _SET_BY:
             setter = _SET_BY[name] or "Paceline and cannot be changed"
@@ -115,7 +121,7 @@ def engine_arguments(
     }
     version = parameters
     if matrices:
-        arguments |= adapters.arguments(matrices, given)
+        arguments |= adapters.arguments(matrices)
         version = sum(matrix.numel() for matrix in matrices.values())
     if gpu:
         width = 4 if arguments["dtype"] == "float32" else 2
@@ -178,8 +184,11 @@ class EngineSpec:
     quantised: bool
     has_weights: bool
     """True if vLLM was started with the model's own weights instead of random ones."""
-    scale: float | None
-    """Scale of the adapters that arrive; None: whole weights arrive."""
+    slots: bool
+    """vLLM has slots for the adapters that arrive."""
+    base: Mapping[str, Tensor] | None
+    """Weights, in host memory, that arriving adapters are added to; None: they have slots, or whole
+    weights arrive."""
     routed: tuple[int, ...] = ()
     """Numbers of the layers whose experts are noted; empty: nobody asks for them."""
     ranks_note: bool = False
@@ -195,23 +204,30 @@ class VLLMClient:
 
     async def start(self) -> None:
         """Raises EngineError if vLLM refuses the arguments or the model."""
-        loop = asyncio.get_running_loop()
-        self.llm, self.spec = await loop.run_in_executor(self._owner, self._build)
+        start = functools.partial(asyncio.get_running_loop().run_in_executor, self._owner)
+        self.llm, self.spec = await start(self._build)
+        if self.spec.slots:
+            names = list(self.spec.table.names)
+            if without := (await self.ranks("paceline_without_slot", names))[0]:
+                await self._end()
+                self.llm, self.spec = await start(self._build, f"vLLM has none for {some(without)}")
 
     async def close(self) -> None:
         """Ends vLLM's processes. Idempotent."""
         if self.llm is not None:
-            llm, self.llm = self.llm, None
-            await asyncio.to_thread(llm.shutdown, _CLOSE_S)
-            # Its finaliser calls this again at the interpreter's end, when its modules are
-            # unloaded.
-            llm.shutdown = lambda: None
+            await self._end()
         await asyncio.to_thread(self._owner.shutdown)
+
+    async def _end(self) -> None:
+        llm, self.llm = self.llm, None
+        await asyncio.to_thread(llm.shutdown, _CLOSE_S)
+        # Its finaliser calls this again at the interpreter's end, when its modules are unloaded.
+        llm.shutdown = lambda: None
 
     def reference(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """transformers' own model with these weights, or adapters, on the host. Blocks."""
         spec = self.spec
-        if spec.scale is not None:
+        if self._config.model.lora is not None:
             adapted = read_model(self._config, spec.dtype)
             copy_parts(WeightTable(adapted).parts(tensors))
             return adapted
@@ -257,7 +273,8 @@ class VLLMClient:
             return EngineDied(_DEAD)
         return EngineError(f"vLLM: {_reason(error)}")
 
-    def _build(self) -> tuple[Any, EngineSpec]:
+    def _build(self, merges: str = "") -> tuple[Any, EngineSpec]:
+        """``merges``: why adapters are merged into their base, if that is known already."""
         config = self._config
         prepare_environment(config)
         model = from_pretrained(AutoConfig.from_pretrained, config)
@@ -282,8 +299,12 @@ class VLLMClient:
             )
         shape.tie_weights()
         lora = config.model.lora
+        matrices: Mapping[str, Tensor] = {}
+        base = None
         if lora is not None:
             attach(shape, lora)
+            matrices = adapters_of(shape)
+            merges = merges or adapters.obstacle(matrices, config.rollout.vllm, model.architectures)
         table = WeightTable(shape)
         total = None if cpu else int(current_platform.get_device_total_memory())
         beside = 0
@@ -298,7 +319,7 @@ class VLLMClient:
             model,
             parameters=sum(parameter.numel() for parameter in shape.parameters()),
             gpu=total,
-            matrices=adapters_of(shape),
+            matrices=None if merges else matrices,
             beside=beside,
         )
         if cpu and given.get("enforce_eager"):
@@ -309,6 +330,11 @@ class VLLMClient:
             # set.
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         torch.set_num_threads(config.fleet.rollout_threads)
+        if merges:
+            event(logger, "adapters have no slots: they are merged", logging.WARNING, why=merges)
+            dtype = getattr(torch, given["dtype"])
+            plain = from_pretrained(AutoModelForCausalLM.from_pretrained, config, dtype=dtype)
+            base = WeightTable(plain).canonical(plain.state_dict())
         spec = EngineSpec(
             model=model,
             table=table,
@@ -318,7 +344,8 @@ class VLLMClient:
             ranks=config.rollout.tensor_parallel * int(given.get("pipeline_parallel_size", 1)),
             quantised=given.get("quantization") is not None,
             has_weights=lora is None and given["load_format"] != "dummy",
-            scale=None if lora is None else lora.scale,
+            slots=lora is not None and base is None,
+            base=base,
             routed=layers_with_experts(shape) if config.rollout.router_replay else (),
             ranks_note=cpu,
         )

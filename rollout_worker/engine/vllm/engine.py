@@ -20,7 +20,9 @@ A version that is not newer than the served one replaces weights that were never
 requests end, and the cache is emptied.
 
 With ``model.lora`` the weights that come are adapters, and the base is loaded at the start: the
-same steps put them into the slots of the adapter that every request carries.
+same steps put them into the slots of the adapter that every request carries. Without slots
+(``adapters.obstacle``) they are merged into a copy of the base, which takes the way of whole
+weights.
 """
 
 import asyncio
@@ -32,6 +34,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from paceline.config.schema import Config
+from paceline.lora import merged
 from paceline.process.structured_log import event
 from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
@@ -105,14 +108,6 @@ class VLLMEngine(Engine):
             # It had started: a rank or the engine's process was killed.
             raise EngineDied(str(error)) from error
         spec = self._client.spec
-        if spec.scale is not None:
-            names = list(spec.table.names)
-            refused, *_ = await self._client.ranks("paceline_without_slot", names)
-            if refused:
-                raise EngineError(
-                    f"vLLM has no adapters for {some(refused)}: leave it out of "
-                    'model.lora.targets, or set rollout.engine = "transformers"'
-                )
         if spec.routed and spec.ranks_note:
             await self._client.ranks("paceline_note_routes")
         self.vocabulary, self.max_context = spec.vocabulary, spec.max_context
@@ -169,8 +164,8 @@ class VLLMEngine(Engine):
             await self._requests.end_all()
             await self._client.ranks("paceline_leave_device")
             self._asleep = True
-            # A base under adapters is sent by nobody: vLLM keeps it on the host (level 1).
-            level = 2 if self._config.model.lora is None else 1
+            # A base beside adapters is sent by nobody: vLLM keeps it on the host (level 1).
+            level = 1 if self._client.spec.slots else 2
             await self._client.call(self._client.llm.sleep(level=level))
 
     async def unpark(self) -> None:
@@ -210,8 +205,13 @@ class VLLMEngine(Engine):
 
     async def _load(self, version: int, named: Mapping[str, Tensor]) -> float:
         """Stages and swaps. Returns the seconds that generation was paused."""
-        if (scale := self._client.spec.scale) is not None:
-            named = adapters.scaled(named, scale)
+        base, lora = self._client.spec.base, self._config.model.lora
+        if lora is not None and base is not None:
+            # Of the base each time: versions do not drift.
+            new = await asyncio.to_thread(lambda: dict(merged(base, named, lora)))
+            named = {**base, **new}
+        elif lora is not None:
+            named = adapters.scaled(named, lora.scale)
         async with self._swapping:
             started = time.monotonic()
             try:

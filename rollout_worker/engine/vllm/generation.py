@@ -102,7 +102,7 @@ class Generation:
         # would find no request to end.
         self._tasks = await self._client.call(self._client.llm.get_supported_tasks())
         internals.quieten()
-        self._adapter = adapters.request() if self._client.spec.scale else None
+        self._adapter = adapters.request() if self._client.spec.slots else None
         self._ends = list(self._tokenizer.end_tokens)
         self._idle_since = time.monotonic()
 

@@ -3,7 +3,7 @@ with the pinned version."""
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -16,6 +16,14 @@ def prepared(llm: Any, prompt: Any, params: Any, tasks: Any, adapter: Any) -> An
     return llm.input_processor.process_inputs(
         "", prompt, params, supported_tasks=tasks, lora_request=adapter
     )
+
+
+def takes_adapters(architectures: Sequence[str] | None) -> bool:
+    """vLLM's model of that name has slots for adapters. Its wrapper of transformers' models has."""
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    known = [ModelRegistry.models[n] for n in architectures or () if n in ModelRegistry.models]
+    return not known or supports_lora(known[0].load_model_cls())
 
 
 def adapter_manager(model_runner: Any) -> Any:

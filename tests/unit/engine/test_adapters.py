@@ -1,6 +1,7 @@
 """Engines of a run that trains adapters: nothing before the first ones, then exactly theirs."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.config.schema import Config
 from paceline.config.sections.inputs import LoraConfig
@@ -31,6 +33,10 @@ from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny
 PROMPT = [13, 5, 8, 3, 14]
 LORA = LoraConfig(rank=4, alpha=6.0, targets=["q_proj", "v_proj", "o_proj", "mlp.*"])
 """Of fused layers some parts, and some whole."""
+SHAPE = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "eos_token_id"),
+)
 
 
 @pytest.fixture
@@ -168,17 +174,81 @@ async def test_adapters_that_never_arrive_in_vllm_are_noticed_at_the_first_sync(
 
 
 @needs_vllm
-async def test_layers_without_a_slot_in_vllm_are_refused_by_name(path: Path) -> None:
-    from rollout_worker.engine.vllm import adapters as slots
+@pytest.mark.parametrize(
+    ("model", "given", "why"),
+    [
+        ({}, {"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({}, {"enable_lora": False}, "enable_lora is false"),
+        ({}, {}, ""),
+        ({"rank": 513}, {}, "rank is 513, and vLLM takes at most 512"),
+        ({"architectures": ["StableLmForCausalLM"]}, {}, "vLLM has none for"),
+    ],
+)
+def test_what_vllm_has_no_slots_for_is_known_before_the_start(
+    model: dict[str, Any], given: dict[str, Any], why: str
+) -> None:
+    from rollout_worker.engine.vllm.adapters import obstacle
 
-    for given, message in (
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
-        ({"max_loras": 4}, r"rollout\.vllm\.max_loras is set by model\.lora"),
-    ):
-        engine = make_test_engine("vllm", config_of(path, vllm=given))
-        with pytest.raises(EngineError, match=message):
-            await engine.start()
+    matrices = {"a.lora_A.weight": torch.zeros(model.get("rank", 4), 1)}
+    said = obstacle(matrices, given, model.get("architectures", ["Qwen3ForCausalLM"]))
+    assert why in said and bool(why) == bool(said)
+
+
+@needs_vllm
+async def test_adapters_without_slots_in_vllm_are_merged_into_the_base_and_do_not_drift(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM has no adapters for this model. The faults: adapters that the merge forgets; merged
+    weights that one layer does not get."""
+    fault = tmp_path / "fault"
+    fault.write_text("")
+    monkeypatch.setenv(vllm_faults.FAULT, str(fault))
+    monkeypatch.setattr("rollout_worker.engine.vllm.client.EXTENSION", vllm_faults.EXTENSION)
+    given = AutoConfig.from_pretrained(path).to_dict()
+    config = AutoConfig.for_model("stablelm", **{name: given[name] for name in SHAPE})
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    first, other = adapters(path, 0), adapters(path, 1)
+    new = {n: t * 0 if ".lora_B." in n else t for n, t in first.items()}
+    engine: Any = make_test_engine("vllm", config_of(path))
+    await engine.start()
+    try:
+        with monkeypatch.context() as forgetful:
+            forgetful.setattr("rollout_worker.engine.vllm.engine.merged", lambda *_: ())
+            with pytest.raises(WeightMismatch, match="log-probs differ"):
+                await engine.load_weights(0, new)
+        assert engine.version == -1
+        await engine.load_weights(0, new)
+        fault.write_text("left out: model.layers.1.mlp.up_proj.weight")
+        with pytest.raises(ParametersDiffer, match=r"layers\.1\.mlp\.up_proj"):
+            await engine.load_weights(1, first)
+        assert engine.version == -1
+        fault.write_text("")
+        sums = []
+        for version, tensors in enumerate((new, first, other, first)):
+            await engine.load_weights(version, tensors)
+            for sample in await engine.generate(ask(f"version {version}")):
+                assert_logprobs(merged(path, tensors), sample)
+            sums.append(json.loads(engine._served.description)["checksum"])
+        assert len(set(sums)) == 3 and sums[1] == sums[3]
+    finally:
         await engine.close()
-    too_many = {"a.lora_A.weight": torch.zeros(513, 1)}
-    with pytest.raises(EngineError, match="rank is 513: vLLM takes at most 512"):
-        slots.arguments(too_many, {})
+
+
+@needs_vllm
+async def test_a_layer_without_a_slot_is_found_at_the_start(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = tmp_path / "fault"
+    fault.write_text("no slot")
+    monkeypatch.setenv(vllm_faults.FAULT, str(fault))
+    monkeypatch.setattr("rollout_worker.engine.vllm.client.EXTENSION", vllm_faults.EXTENSION)
+    engine: Any = make_test_engine("vllm", config_of(path))
+    await engine.start()
+    try:
+        tensors = adapters(path, 0)
+        await engine.load_weights(0, tensors)
+        for sample in await engine.generate(ask("merged")):
+            assert_logprobs(merged(path, tensors), sample)
+        assert not engine._client.spec.slots
+    finally:
+        await engine.close()
