@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parents[2] / "fixtures"
 
 def test_kill_mid_save_leaves_only_complete_checkpoints(tmp_path):
     done = subprocess.run(
-        [sys.executable, HERE / "kill_while_saving.py", tmp_path, "40", "1"],
+        [sys.executable, HERE / "kill_while_saving.py", tmp_path, "30", "1"],
         capture_output=True,
         text=True,
         timeout=patient(120),
@@ -22,6 +22,6 @@ def test_kill_mid_save_leaves_only_complete_checkpoints(tmp_path):
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     # The kills must have hit writes under way, or the test shows nothing.
-    assert counts["killed"] >= 20, counts
+    assert counts["killed"] >= 15, counts
     assert counts["left_unfinished"] >= 5, counts
     assert len(counts["newest"]) >= 2, counts
