@@ -75,7 +75,11 @@ def write_model(path: Path) -> Path:
     config = tiny_config("qwen3_moe", vocabulary=len(tokenizer), **special)
     config.update({"num_hidden_layers": 4, "num_experts": 32, "num_experts_per_tok": 4})
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():  # as initialised, experts hardly change what they get
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
