@@ -1,11 +1,11 @@
-"""Ray provider: one actor for each worker.
+"""Ray provider: one placement group and one actor for each worker.
 
-    leader ──JSON lines──► driver process ──Ray──► actor ──► the worker's process
+    leader ──JSON lines──► driver process ──Ray──► placement group + actor ──► the worker's process
 
 - Ray places processes; membership and state belong to the ledger. An actor starts the normal worker
   command on its machine, reports how it ended, and ends it when the actor itself is ended.
-- Actors are detached: they outlive the driver, so a failover changes nothing. The next leader's
-  driver finds them by name.
+- Actors and groups are detached: they outlive the driver, so a failover changes nothing. The next
+  leader's driver finds them by name.
 - The Ray client runs in a process of its own, so it never delays the leader.
 """
 
@@ -41,7 +41,7 @@ class Placed:
     name: str
     pool: str
     state: str
-    """silent: the actor does not answer, or is not placed yet. running. ended."""
+    """pending: not placed yet. silent: placed, but the actor does not answer. running. ended."""
     pid: int = 0
     exit_code: int | None = None
 
@@ -77,20 +77,18 @@ class RayProvider(Provider):
             and (known[name].pid == p.pid or p.state == "silent")
             and known[name].state in ("draining", "stopped")
         }
-        at_work = staying(status, pool)
-        waiting = [n for n, p in here.items() if p.state == "silent" and n not in known]
         missing, surplus = moves(desired_of(status, pool), here.keys() - leaving)
         for name in surplus:
-            worker = at_work.get(name)
+            worker = staying(status, pool).get(name)
             if worker is not None and worker.pid == here[name].pid:
                 await self._drain(worker)
-            elif name in waiting:
+            elif here[name].state == "pending":
                 await self._ask(op="remove", name=name)
         names = (worker_name(pool, index) for index in range(len(here) + missing))
         for name in [name for name in names if name not in here][:missing]:
             await self._ask(op="start", **self._order(pool, name, status))
-        listed = ", ".join(sorted(waiting, key=number))
-        return f"{listed}: waiting for cluster resources" if waiting else ""
+        waiting = sorted((n for n, p in here.items() if p.state == "pending"), key=number)
+        return f"{', '.join(waiting)}: waiting for cluster resources" if waiting else ""
 
     def _order(self, pool: str, name: str, status: admin_pb2.StatusReply) -> dict[str, Any]:
         fleet, ray = self._config.fleet, self._config.ray

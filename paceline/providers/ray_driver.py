@@ -1,8 +1,8 @@
 """Ray driver process: ``python -m paceline.providers.ray_driver ADDRESS RUN``.
 
 It reads one JSON request per line (list, start, remove) and writes one JSON answer per line, and
-ends with its input. It keeps no state: Ray holds the actors, in the run's namespace. An actor runs
-the normal worker command on the machine that Ray chose.
+ends with its input. It keeps no state: Ray holds the placement groups and actors, in the run's
+namespace. An actor runs the normal worker command on the machine that Ray chose.
 """
 
 import json
@@ -74,6 +74,7 @@ class Driver:
         import ray
 
         self.ray = ray
+        self.run = run
         ray.init(
             address=address,
             namespace=f"paceline-{run}",
@@ -93,18 +94,31 @@ class Driver:
         return {}
 
     def placed(self) -> list[dict[str, Any]]:
-        """Every worker that has an actor. silent: it did not answer in time. It may not be placed
-        yet or be starting, or its machine may be busy or unreachable; the worker may be running."""
-        from ray.util import list_named_actors
+        """Every worker that has a placement group. If its actor is gone, the worker has ended.
+        pending: it is not placed yet. silent: it is placed, but its actor did not answer in time.
+        The actor may be starting, or its machine may be busy or unreachable; the worker may be
+        running."""
+        from ray.util import list_named_actors, placement_group_table
 
-        asked = {self.ray.get_actor(name).look.remote(): name for name in list_named_actors()}
+        prefix = f"paceline-{self.run}:"
+        groups = {
+            str(group["name"]).removeprefix(prefix): str(group["state"])
+            for group in placement_group_table().values()
+            if str(group["name"]).startswith(prefix) and group["state"] != "REMOVED"
+        }
+        actors = set(list_named_actors())
+        asked = {self.ray.get_actor(n).look.remote(): n for n in groups if n in actors}
         done: list[Any] = []
         if asked:
             done, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_LIMIT_S)
-        found = {ref: self._result(ref) for ref in done}
+        found = {asked[ref]: self._result(ref) for ref in done}
+        unheard = {
+            name: ("silent" if state == "CREATED" else "pending") if name in actors else "ended"
+            for name, state in groups.items()
+        }
         return [
-            {"name": name, "pool": pool_of_worker(name), **found.get(ref, {"state": "silent"})}
-            for ref, name in asked.items()
+            {"name": name, "pool": pool_of_worker(name), **found.get(name, {"state": state})}
+            for name, state in unheard.items()
         ]
 
     def _result(self, ref: Any) -> dict[str, Any]:
@@ -115,16 +129,29 @@ class Driver:
             return {"state": "ended"}
 
     def start(self, order: dict[str, Any]) -> None:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
         # By its module's name, and not as part of this main program, so that Ray sends no code.
         from paceline.providers.ray_driver import WorkerActor
 
-        # All ranks of a replica run on the machine of its actor.
+        bundle = {"CPU": float(order["cpus"])}
+        if order["gpus"]:
+            bundle["GPU"] = float(order["gpus"])
+        # STRICT_PACK: all ranks of a replica run on one machine.
+        group = placement_group(
+            [bundle],
+            strategy="STRICT_PACK",
+            name=f"paceline-{self.run}:{order['name']}",
+            lifetime="detached",
+        )
         actor = self.ray.remote(WorkerActor).options(
             name=order["name"],
             lifetime="detached",
             num_cpus=order["cpus"],
             num_gpus=order["gpus"],
             max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group),
         )
         actor.remote(
             order["module"],
@@ -135,8 +162,13 @@ class Driver:
         )
 
     def remove(self, name: str) -> None:
-        with suppress(ValueError):  # it has gone already
+        from ray.util.placement_group import get_placement_group, remove_placement_group
+
+        # ValueError: already gone.
+        with suppress(ValueError):
             self.ray.kill(self.ray.get_actor(name))
+        with suppress(ValueError):
+            remove_placement_group(get_placement_group(f"paceline-{self.run}:{name}"))
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The Ray provider on real Ray, with detached actors; and a rendered job that
+"""The Ray provider on real Ray, with placement groups and detached actors; and a rendered job that
 `ray job submit` runs, also past the loss of the head. One cluster on this machine serves all."""
 
 import asyncio
@@ -248,11 +248,11 @@ def test_a_job_trains_to_its_end_although_the_head_is_lost(head: RayHead, tmp_pa
 
 
 def places_left(head: RayHead, where: Path) -> list[str]:
-    """Names of actors that still hold resources."""
+    """States of placement groups that still hold resources, from Ray's own command."""
     code = (
         "import json, ray; ray.init(address='auto', log_to_driver=False, logging_level='ERROR')\n"
-        "from ray.util import list_named_actors\n"
-        "print(json.dumps(list_named_actors(all_namespaces=True)))\n"
+        "from ray.util import placement_group_table\n"
+        "print(json.dumps([g['state'] for g in placement_group_table().values()]))\n"
     )
     environment = {**os.environ, **base_environment(where), "RAY_ADDRESS": head.address}
     done = subprocess.run(
@@ -263,5 +263,4 @@ def places_left(head: RayHead, where: Path) -> list[str]:
         timeout=patient(120),
     )
     assert done.returncode == 0, done.stderr
-    named = json.loads(done.stdout.splitlines()[-1])
-    return [one["name"] for one in named if one["namespace"].startswith("paceline")]
+    return [state for state in json.loads(done.stdout.splitlines()[-1]) if state != "REMOVED"]
