@@ -39,7 +39,7 @@ COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
     *((name,) for name in ("init", "logs", "top")),
-    *(("alerts", "test"), ("plan", "memory")),
+    *(("alerts", "test"), ("plan", "memory"), ("import", "cosmos-rl")),
 }
 """Processes that run, views of people, and text that is made for a file."""
 Command = Callable[..., subprocess.CompletedProcess[str]]

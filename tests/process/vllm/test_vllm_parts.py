@@ -253,6 +253,8 @@ class SleepingDevice:
         self.engine_core: Any = self
         self.output_processor = SimpleNamespace(request_states={})
         self.spec = SimpleNamespace(
+            base=None,
+            slots=False,
             table=SimpleNamespace(canonical=lambda tensors: tensors),
             ranks=1,
             quantised=False,
