@@ -10,7 +10,7 @@ whose step blocks the process, or has ended it.
 import asyncio
 import itertools
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Container, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import cached_property, partial
 from typing import Any
@@ -65,13 +65,14 @@ class _Environments(Child):
     def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         number = _present.get()
         steps = _Steps(coro, partial(self.mark, number), self.mark) if number else coro
-        return _OwnTask(steps, loop=loop, **options)
+        return _OwnTask(self._playing, steps, loop=loop, **options)
 
     async def serve(self, message: dict[str, Any]) -> None:
         number = message["id"]
         if "task" in message:
-            _present.set(number)
+            own = _present.set(number)
             self._playing[number] = asyncio.create_task(self._play(number, message["task"]))
+            _present.reset(own)  # what cancels a task in the name of the worker is nobody's
         elif "call" in message:
             self._answer(message["call"], message)
         elif (playing := self._playing.get(number)) is not None:
@@ -163,15 +164,16 @@ def _not_theirs() -> None:
 
 
 class _OwnTask(asyncio.Task[Any]):
-    """A task that no other environment can cancel: asyncio.all_tasks() has those of its neighbours,
-    and of the process itself."""
+    """A task that no other environment can cancel while its own plays: asyncio.all_tasks() has
+    those of its neighbours, and of the process itself."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._of = _present.get()
+    def __init__(self, playing: Container[int], *args: Any, **options: Any) -> None:
+        self._of, self._playing = _present.get(), playing
         super().__init__(*args, **options)
 
     def cancel(self, msg: Any = None) -> bool:
-        return super().cancel(msg) if _present.get() in (0, self._of) else False
+        others = self._of == 0 or self._of in self._playing
+        return False if others and _present.get() not in (0, self._of) else super().cancel(msg)
 
 
 class _Steps(Coroutine[Any, Any, Any]):
