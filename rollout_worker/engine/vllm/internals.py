@@ -23,12 +23,20 @@ def takes_adapters(architectures: Sequence[str] | None) -> bool:
     from vllm.model_executor.models import ModelRegistry, supports_lora
 
     known = [ModelRegistry.models[n] for n in architectures or () if n in ModelRegistry.models]
-    return not known or supports_lora(known[0].load_model_cls())
+    try:
+        return not known or supports_lora(known[0].load_model_cls())
+    except Exception:  # vLLM's own start says what it cannot import
+        return True
 
 
 def adapter_manager(model_runner: Any) -> Any:
     """A rank's LoRAModelManager."""
     return model_runner.lora_manager._adapter_manager
+
+
+def is_scheduled(model_runner: Any, state: Any) -> bool:
+    """The request of that ``state`` was in the newest step, and holds its slots."""
+    return state.req_id in model_runner.input_batch.req_id_to_index
 
 
 def cache_slots(model_runner: Any) -> int:

@@ -44,12 +44,14 @@ def with_routes(
     layers: Sequence[int],
 ) -> Completion:
     """``made``, which goes on from ``prefix``, with its routes. ``noted``: of its vLLM request;
-    None if that made no token. ``prompt``: tokens of the prompt. What the prefix has stays, but for
+    None if nobody has them. ``prompt``: tokens of the prompt. What the prefix has stays, but for
     its last token, which was no input then."""
     before = None if prefix is None else prefix.prompt_routes
     if noted is None:
-        routes = None if prefix is None else prefix.routes
-        return replace(made, routes=routes, prompt_routes=before)
+        old = None if prefix is None else prefix.routes
+        if old is not None and (lacking := len(made.tokens) - len(old)):
+            old = np.pad(old, ((0, lacking), (0, 0)), constant_values=UNKNOWN)
+        return replace(made, routes=old, prompt_routes=before)
     rows = noted[:, list(layers)].reshape(len(noted), -1).astype(np.uint16)
     routes = np.full((len(made.tokens), rows.shape[1]), UNKNOWN, np.uint16)
     start = max(token_count(prefix) - 1, 0)
@@ -75,7 +77,8 @@ class SlotRoutes:
         layers, chosen = model.get_total_num_hidden_layers(), model.get_num_experts_per_tok()
         # One more than there are: -1 is the slot of no token.
         slots = internals.cache_slots(runner) + 1
-        self._slots = torch.zeros(slots, layers, chosen, dtype=torch.int16)
+        # A layer of another stage of a pipeline stays -1, which is UNKNOWN as uint16.
+        self._slots = torch.full((slots, layers, chosen), -1, dtype=torch.int16)
         self._runner = runner
         self._ended: dict[str, NDArray[np.int16]] = {}
         internals.before_requests_end(runner, self._keep)
@@ -97,6 +100,8 @@ class SlotRoutes:
 
     def _read(self, state: Any) -> NDArray[np.int16]:
         found: NDArray[np.int16] = self._slots[internals.slots_of(self._runner, state)].numpy()
+        if not internals.is_scheduled(self._runner, state):
+            found.fill(-1)  # It was preempted: its slots may be those of others
         return found
 
     def _keep(self, request: str, state: Any) -> None:
