@@ -50,17 +50,19 @@ async def export_while_it_runs(config: Config, run_dir: Path, note: Callable[[st
     if not every:
         await asyncio.Event().wait()
     while True:
-        for event in await asyncio.to_thread(lambda: list(events.records())):
+        new: list[dict[str, Any]] = []
+        with suppress(OSError, RuntimeError):  # no thread, or no file system, at this moment
+            new = await asyncio.to_thread(lambda: list(events.records()))
+        for event in new:
             count += event["type"] == EventType.CHECKPOINT_RECORDED
             if event["type"] != EventType.CHECKPOINT_RECORDED or count % every:
                 continue
             checkpoint, out = event["path"], run_dir / "exports" / f"step-{event['step']:06d}"
-            if not await asyncio.to_thread(_is_due, checkpoint, out):
-                continue
             try:
-                done = await export_checkpoint(config, run_dir, checkpoint, out)
-                note(f"exported {out}" if done else f"{out} is not exported: see {EXPORT_LOG}")
-            except OSError as error:
+                if await asyncio.to_thread(_is_due, checkpoint, out):
+                    done = await export_checkpoint(config, run_dir, checkpoint, out)
+                    note(f"exported {out}" if done else f"{out} is not exported: see {EXPORT_LOG}")
+            except Exception as error:  # an export never ends the run
                 note(f"{out} is not exported: {in_words(error, run_dir)}")
         await asyncio.sleep(POLL_S)
 
