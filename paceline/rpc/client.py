@@ -117,24 +117,31 @@ class ControlPlane:
             run_dir=run_dir,
         )
 
-    async def call(self, method: str, request: Any, timeout_s: float | None = 30.0) -> Any:
+    async def call(
+        self,
+        method: str,
+        request: Any,
+        timeout_s: float | None = 30.0,
+        attempt_s: float = ATTEMPT_S,
+    ) -> Any:
         """Calls the unary "Service.Method" on the leader and returns its reply. Retries during
-        failovers. Raises RequestRefused on a definite refusal, and ControlPlaneUnavailable after
-        ``timeout_s`` seconds (None: never)."""
+        failovers, and if a controller takes longer than ``attempt_s`` seconds. Raises
+        RequestRefused on a definite refusal, and ControlPlaneUnavailable after ``timeout_s``
+        seconds (None: never)."""
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-        patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
+        patience = attempt_s + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
         failure = ""
         while True:
             address = self.address
-            attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
+            limit_s = min(patience, max(0.001, deadline - time.monotonic()))
             try:
-                return await self._attempt(address, method, request, attempt_s)
+                return await self._attempt(address, method, request, limit_s)
             except grpc.aio.AioRpcError as error:
                 trouble = self.failed(address, error)
                 # An attempt that this call's own deadline cut short says less than the one before
                 # it.
-                cut = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and attempt_s < patience
+                cut = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and limit_s < patience
                 failure = failure if cut and failure else trouble
             except _LeaderChanged:
                 backoff = Backoff()

@@ -142,12 +142,15 @@ def _put_sizes(ours: Table, given: Table) -> None:
     if fleet.get("sharing") == "turns":
         fleet["rollout"] = replicas
         ours["rollout"]["tensor_parallel"] = fleet["policy_ranks"]
+    warmup = given.get("train.optm_warmup_steps", 20)
+    share = isinstance(warmup, float) and warmup <= 1
     if "train.max_num_steps" in given:
         steps = size("train.max_num_steps", 1)
-        warmup = given.get("train.optm_warmup_steps", 20)
-        share = isinstance(warmup, float) and warmup <= 1
         train["optimizer"]["warmup_steps"] = min(int(warmup * steps) if share else warmup, steps)
         del train["epochs"]
+    elif share:
+        why = "a share of steps that only the data tells: give a number of steps"
+        raise ValueError(f"train.optm_warmup_steps = {warmup}: {why}")
 
 
 def _put_rewards(ours: Table, given: Table, known: Mapping[str, str], left: list[str]) -> None:

@@ -19,7 +19,7 @@ from paceline_launcher.terminal import printable
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
 
-ANSWER_S = 5.0
+ANSWER_S = 10.0  # a search of the whole archive
 MOST_TEXT = 256  # that controllers search for
 Sort = StrEnum("Sort", ["recent", "oldest", "best", "worst", "longest", "stalest"])
 ORDER = {"best": "-reward", "worst": "reward", "longest": "-length", "stalest": "-staleness"}
@@ -94,7 +94,7 @@ async def _ask(query: dict[str, Any], control: ControlPlane) -> dict[str, Any]:
 
     async def read(**fields: Any) -> Any:
         request = admin_pb2.GroupsRequest(**fields)
-        reply = await control.call("AdminService.ReadGroups", request, timeout_s=ANSWER_S)
+        reply = await control.call("AdminService.ReadGroups", request, 2 * ANSWER_S, ANSWER_S)
         return json.loads(reply.json)
 
     found = await read(**query)
