@@ -62,7 +62,9 @@ def whole_commands(file: Path, server: Path) -> int:
     with its end. Raises Damaged."""
     if not file.stat().st_size:
         return 0
-    told = subprocess.run([_CHECK, file], executable=server, capture_output=True, text=True)
+    told = subprocess.run(
+        [_CHECK, file], executable=server, capture_output=True, text=True, errors="replace"
+    )
     if found := re.search(r"ok_up_to=(\d+)", told.stdout):
         return int(found[1])
     raise Damaged(f"{file} cannot be checked: {(told.stderr or told.stdout).strip()[-500:]}")
@@ -77,7 +79,8 @@ def _write(copy: Path, data: bytes) -> None:
 
 def _newest(directory: Path) -> Path:
     """The file to which the server appends. Raises Damaged."""
-    numbers = {int(p.name.split(".")[-3]): p for p in directory.glob("*.[0-9]*.incr.aof")}
+    found = [p for p in directory.glob("*.[0-9]*.incr.aof") if p.stat().st_size]
+    numbers = {int(p.name.split(".")[-3]): p for p in found}
     if not numbers:
         raise Damaged(f"{directory} has no file to append to. Restore {directory} from a copy")
     return numbers[max(numbers)]
