@@ -236,7 +236,7 @@ def _scorer(e: Evidence, subject: str, wait: Wait) -> Diagnosis:
     more = e.command(f"scale {pool}={alive + 1}")
     remedy = f"{e.look_at(first)}, or add workers: {more}"
     if not alive:
-        because, severity, late = "none is alive", Severity.ERROR, True
+        because, severity = "none is alive", Severity.ERROR
         remedy = f"See why: {e.command(f'logs {first}')}"
     elif silent := [w for w in workers if e.silent(w)]:
         because = f"{silent[0].words} does not report"
