@@ -66,10 +66,12 @@ async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
                 await asyncio.sleep(0.5)
                 _mark(task)
                 _block()
-        case "the first fails" if task.index == 0:
-            raise ValueError("first")
-        case "the first fails":
+        case "fails as 0" | "fails as 1" if task.prompt.endswith(str(task.index)):
+            await _left.get()
+            raise ValueError("one of two")
+        case "fails as 0" | "fails as 1":
             try:
+                await _left.put("the other one waits now")
                 await asyncio.Event().wait()
             finally:
                 _mark(task)
@@ -91,6 +93,14 @@ async def by_prompt(task: EnvironmentTask, sample: Sample) -> Any:
             ended, *pending = left = await _left.get()
             await asyncio.wait(left)
             return float(all(isinstance(each.exception(), TranscriptOver) for each in pending))
+        case "end what is left" if task.index == 0:
+            left = asyncio.create_task(asyncio.sleep(3600))
+            await _left.put([asyncio.current_task(), left])
+        case "end what is left":
+            owner, left = await _left.get()
+            await asyncio.wait([owner])
+            left.cancel()
+            await asyncio.wait([left])
         case "look at itself":
             itself: Any = asyncio.current_task()
             return float(inspect.getcoroutinestate(itself.get_coro()) == inspect.CORO_RUNNING)

@@ -138,7 +138,11 @@ def noise(whole: bytes) -> bytes:
     return whole[:-3039] + os.urandom(3039)
 
 
-@pytest.mark.parametrize("torn", [zeroed, zeroes_behind, noise])
+def no_text(whole: bytes) -> bytes:
+    return whole + b"*2\r\n" + b"\xff" * 64
+
+
+@pytest.mark.parametrize("torn", [zeroed, zeroes_behind, noise, no_text])
 def test_a_torn_tail_is_cut_at_the_last_whole_command_and_kept(
     newest: Path, tmp_path: Path, torn: Callable[[bytes], bytes]
 ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from rollout_worker.engine.base import (
     SamplingParams,
 )
 from rollout_worker.engine.choice import make_engine
+from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import engine_arguments
-from rollout_worker.engine.vllm.routes import layers_with_experts, with_routes
+from rollout_worker.engine.vllm.routes import SlotRoutes, layers_with_experts, with_routes
 from testbed.architectures import tiny_architecture
 from testbed.fleets.controllers import until
 from testbed.tiny_model import make_tiny_model
@@ -123,10 +125,24 @@ def test_outputs_of_a_gpu_have_them_for_all_layers_and_all_tokens_but_the_last()
     assert went_on.routes[:2].tolist() == begun.routes[:2].tolist()
     assert went_on.routes[2:].tolist() == [[99] * 4, [99] * 4, [UNKNOWN] * 4]
     assert with_routes(made, begun, None, 3, (0, 2)).routes is begun.routes
+    unnoted = with_routes(longer, begun, None, 3, (0, 2)).routes
+    assert unnoted is not None and unnoted[2:].tolist() == [[UNKNOWN] * 4] * 3
     strange = with_routes(longer, made, again, 3, (0, 2))  # of another worker
     assert strange.routes is not None and (strange.routes[:2] == UNKNOWN).all()
     cut = with_routes(made, None, again, 3, (0, 2))  # at a stop string
     assert cut.routes is not None and (cut.routes[2] == UNKNOWN).all()
+
+
+def test_a_request_that_is_ended_while_it_is_preempted_has_no_routes_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted = SlotRoutes.__new__(SlotRoutes)
+    noted._slots = torch.arange(4, dtype=torch.int16).reshape(2, 2, 1)
+    noted._runner = SimpleNamespace(input_batch=SimpleNamespace(req_id_to_index={"scheduled": 0}))
+    monkeypatch.setattr(internals, "slots_of", lambda runner, state: torch.tensor([1, 0]))
+    assert noted._read(SimpleNamespace(req_id="scheduled")).ravel().tolist() == [2, 3, 0, 1]
+    unknown = noted._read(SimpleNamespace(req_id="preempted"))
+    assert (unknown.astype(np.uint16) == UNKNOWN).all() and noted._slots.min() == 0
 
 
 def test_vllm_is_asked_for_them_on_a_gpu_alone_and_refuses_on_a_cpu(tmp_path: Path) -> None:

@@ -213,6 +213,11 @@ def test_each_line_without_counterpart_is_named_with_its_reason(imported, text, 
     assert all(len(line.partition(": ")[2]) > 4 for line in head)
 
 
+def test_a_filter_that_would_be_another_one_is_named(imported):
+    given = GRPO.replace('type = "grpo"', 'type = "grpo"\nfilter_reward_metric = ["acc"]')
+    assert "train.train_policy.filter_reward_metric = " in imported(given)[1].split("\n\n")[0]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
@@ -224,6 +229,7 @@ def test_each_line_without_counterpart_is_named_with_its_reason(imported, text, 
         ("n_generation = 16", "n_generation = 0", "rollout.n_generation = 0"),
         ("dp_shard_size = 4", 'dp_shard_size = "all"', "policy.parallelism.dp_shard_size"),
         ("top_k = -1", "top_k = -2", "rollout.sampling_config.top_k"),
+        ("epoch = 15", "epoch = 15\noptm_warmup_steps = 0.1", "give a number of steps"),
     ],
 )
 def test_a_file_that_cannot_be_ours_is_refused_by_name(tmp_path, old, new, named):

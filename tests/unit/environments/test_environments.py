@@ -421,10 +421,12 @@ async def test_two_turns_of_a_sample_at_once_are_refused(model: Path) -> None:
 
 
 async def test_one_failing_sample_ends_the_others_of_its_group(model: Path, tmp_path: Path) -> None:
-    mark = tmp_path / "ended"
     async with staged(model, None, lambda prompt: "a", **IN_PROCESSES) as stage:
-        assert "first" in (await stage.refusal(row_of("the first fails", 2, mark=str(mark)))).detail
-        await until(mark.exists)
+        for failing in ("fails as 0", "fails as 1"):
+            mark = tmp_path / failing
+            refused = await stage.refusal(row_of(failing, 2, mark=str(mark)))
+            assert "one of two" in refused.detail
+            await until(mark.exists)
 
 
 async def test_time_limits_that_change_while_the_worker_runs_are_those_of_the_lease(
@@ -566,7 +568,7 @@ async def plays_in_a_process(model: Path) -> None:
         assert group.completions[0].reward == 3.5 + 1
         assert mask_of(group.completions[0])[:4] == [1] * 4
         assert tokens_of(group.completions[0])[:3] == tokens_of(group.completions[0])[4:7]
-        for prompt in ("two at once", "look at itself", "leave tasks"):
+        for prompt in ("two at once", "look at itself", "leave tasks", "end what is left"):
             group = await stage.group(row_of(prompt, 2))
             assert sum(completion.reward for completion in group.completions) == 2.0, prompt
         full = await stage.group(row_of("fill", 2))

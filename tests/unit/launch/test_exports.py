@@ -22,12 +22,12 @@ class Launcher:
         self.run_dir = run_dir
         self.exported: list[int] = []
         self.notes: list[str] = []
-        self.trouble: list[bool | OSError] = []
+        self.trouble: list[bool | Exception] = []
 
     async def export(self, config: Config, run_dir: Path, checkpoint: str, out: Path) -> bool:
         self.exported.append(int(out.name.removeprefix("step-")))
         if self.trouble:
-            if isinstance(outcome := self.trouble.pop(0), OSError):
+            if isinstance(outcome := self.trouble.pop(0), Exception):
                 raise outcome
             return outcome
         mark(out, checkpoint)
@@ -95,11 +95,15 @@ async def test_what_was_removed_is_left_out_and_a_step_of_another_line_is_new(
 
 
 async def test_an_export_that_fails_is_noted_and_the_next_one_is_tried(launch, tmp_path) -> None:
-    record(tmp_path, 10, 20, 30)
+    record(tmp_path, 10, 20, 30, 40)
     launcher = launch(1)
-    launcher.trouble = [False, OSError(28, "No space left on device")]
-    assert await launcher.goes_on() == [10, 20, 30]
-    first, second, third = launcher.notes
+    launcher.trouble = [
+        False,
+        OSError(28, "No space left on device"),
+        RuntimeError("can't start new thread"),
+    ]
+    assert await launcher.goes_on() == [10, 20, 30, 40]
+    first, second, third, fourth = launcher.notes
     assert first.endswith("step-000010 is not exported: see logs/export.log")
     assert "step-000020 is not exported: " in second and "No space" in second
-    assert third.startswith("exported ")
+    assert "limit of processes" in third and fourth.startswith("exported ")

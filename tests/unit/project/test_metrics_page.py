@@ -75,7 +75,7 @@ def test_every_metric_of_a_step_is_defined(reported):
 
 
 def test_every_definition_is_of_a_metric(reported):
-    """The code names those that this step has not: of sources, a curriculum or left-out groups."""
+    """The code names those that this step has not: of sources or left-out groups."""
     folders = (ROOT / "controller/ledger", ROOT / "policy_worker")
     code = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for name in on_the_page() - {page_name(name) for name in reported}:
