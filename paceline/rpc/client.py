@@ -122,14 +122,15 @@ class ControlPlane:
         method: str,
         request: Any,
         timeout_s: float | None = 30.0,
-        attempt_s: float = 0.0,
+        attempt_s: float | None = None,
     ) -> Any:
         """Calls the unary "Service.Method" on the leader and returns its reply. Retries during
-        failovers, and if a controller takes longer than ``attempt_s`` seconds (0: 3). Raises
-        RequestRefused on a definite refusal, and ControlPlaneUnavailable after ``timeout_s``
-        seconds (None: never)."""
+        failovers, and if a controller takes longer than ``attempt_s`` seconds (None: ATTEMPT_S).
+        Raises RequestRefused on a definite refusal, and ControlPlaneUnavailable after
+        ``timeout_s`` seconds (None: never)."""
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-        patience = (attempt_s or ATTEMPT_S) + float(getattr(request, "wait_s", 0.0))
+        patience = ATTEMPT_S if attempt_s is None else attempt_s
+        patience += float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
         failure = ""
         while True:

@@ -70,9 +70,8 @@ class _Environments(Child):
     async def serve(self, message: dict[str, Any]) -> None:
         number = message["id"]
         if "task" in message:
-            own = _present.set(number)
+            _present.set(number)  # each message is served by a task of its own
             self._playing[number] = asyncio.create_task(self._play(number, message["task"]))
-            _present.reset(own)  # what cancels a task in the name of the worker is nobody's
         elif "call" in message:
             self._answer(message["call"], message)
         elif (playing := self._playing.get(number)) is not None:
