@@ -1,4 +1,4 @@
-"""What ``rollout.router_replay`` is worth and what it costs: runs in bfloat16 with it and without.
+"""Gain and cost of ``rollout.router_replay``: runs in bfloat16 with it and without.
 
     python -m benchmarks.router_replay [--seeds 3] [--steps 40]
 

@@ -1,4 +1,4 @@
-"""What the agent of ``examples/environments/two_digits.py`` learns, and how long that takes.
+"""Learning curve and time of the agent of ``examples/environments/two_digits.py``.
 
     python -m benchmarks.two_digits [--seeds 3]
 
