@@ -4,14 +4,14 @@ import contextlib
 import os
 import re
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.rule import Rule
@@ -25,9 +25,10 @@ from paceline.redis.client import remedy_of
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.terminal import printable, short, table
 
-EVENTS_SHOWN = 8
 AROUND_BARS = 48
 """Columns for the rest of the line: its name, the range of rewards and the time left."""
+AROUND_TABLES = 7
+"""Lines of the view that are no rows of its two tables."""
 PLAIN_EVERY_S = 2.0  # shortest interval between two lines about steps, without a terminal
 BESIDE_EVERY_S = 10.0  # between two lines about what is done beside the steps
 
@@ -62,14 +63,19 @@ class RunOutput(RichConsole):
             self.file.flush()
 
 
-class PlainConsole:
-    """Plain lines: each event, and a line about the newest step every few seconds."""
+class Console:
+    """A run as it goes on: a line for each event and, on a terminal, a table below the lines that
+    redraws itself; without one, a line about the newest step every few seconds."""
 
-    private = False  # a log may be written from what is shown: no token belongs there
-
-    def __init__(self, out: RichConsole, progress: Progress) -> None:
-        self._out = out
-        self._progress = progress
+    def __init__(self, out: RichConsole | None = None, progress: Progress | None = None) -> None:
+        self._out, self._progress = out or RichConsole(), progress or Progress()
+        # A dumb terminal cannot redraw: rich would show nothing before the end.
+        self.private = self._out.is_terminal and not self._out.is_dumb_terminal
+        """Only the person at the terminal sees it. A log may be written from plain lines: no token
+        belongs there."""
+        self._live = Live(console=self._out, auto_refresh=False, transient=False)
+        if self.private:
+            self._live.start()
         self._began = time.monotonic()
         self._step = 0
         self._next_at = self._beside_at = 0.0
@@ -77,6 +83,24 @@ class PlainConsole:
 
     def show(self, status: admin_pb2.StatusReply) -> None:
         self._progress.observe(status)
+        if self.private:
+            size = self._out.size
+            drawn = picture(status, self._progress, size.height, size.width)
+            self._live.update(drawn, refresh=True)
+        else:
+            self._tell(status)
+
+    def note(self, line: str, t: float | None = None) -> None:
+        """Takes an event at ``t`` (Unix seconds), or now."""
+        when = f"{time.monotonic() - self._began:7.1f}s"
+        if self.private or t is not None:
+            when = time.strftime("%H:%M:%S", time.localtime(t))
+        self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _tell(self, status: admin_pb2.StatusReply) -> None:
         now = time.monotonic()
         # Without its numbers, which change from step to step.
         about = re.split(r"[\d:(]", status.reward_trouble)[0]
@@ -104,96 +128,24 @@ class PlainConsole:
             + (f", {duration(left)} left" if left else "")
         )
 
-    def note(self, line: str, t: float | None = None) -> None:
-        """Takes an event at ``t`` (Unix seconds), or now."""
-        when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
-        self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
-
-    keep = note  # of a line that must stay in sight
-
-    def close(self) -> None:
-        pass
-
-
-class LiveConsole:
-    """A table that redraws itself. On a low terminal rich cuts its end, which are processes that
-    just run."""
-
-    private = True  # only the person at the terminal sees it
-
-    def __init__(self, out: RichConsole, progress: Progress) -> None:
-        self._progress = progress
-        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
-        self._status: admin_pb2.StatusReply | None = None
-        self._live = Live(console=out, auto_refresh=False, transient=False)
-        self._live.start()
-
-    def show(self, status: admin_pb2.StatusReply) -> None:
-        self._progress.observe(status)
-        self._status = status
-        self._draw()
-
-    def note(self, line: str, t: float | None = None) -> None:
-        self._events.append((time.time() if t is None else t, line))
-        self._draw()
-
-    def keep(self, line: str) -> None:
-        # Above the view, whole: a terminal cannot follow an address that is cut.
-        self._live.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        self._live.stop()
-
-    def _draw(self) -> None:
-        size = self._live.console.size
-        events = [*self._events][-max(1, size.height // 6) :]
-        drawn = picture(self._status, self._progress, events, size.height, size.width)
-        self._live.update(drawn, refresh=True)
-
-
-Console = PlainConsole | LiveConsole
-
-
-def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
-    out, progress = out or RichConsole(), progress or Progress()
-    # A dumb terminal cannot redraw: rich would show nothing before the end.
-    live = out.is_terminal and not out.is_dumb_terminal
-    return LiveConsole(out, progress) if live else PlainConsole(out, progress)
-
 
 def picture(
-    status: admin_pb2.StatusReply | None,
-    progress: Progress,
-    events: Iterable[tuple[float, str]],
-    processes: int | None = None,
-    width: int = 150,
+    status: admin_pb2.StatusReply, progress: Progress, height: int = 100, width: int = 150
 ) -> Group:
-    """The whole view, with at most ``processes`` lines for processes, in ``width`` columns."""
-    parts: list[RenderableType] = []
-    if status is not None:
-        line = progress.line(status, max(8, min(WIDTH, width - AROUND_BARS)))
-        parts += [
-            Text(headline(status), style="bold", no_wrap=True),
-            ProgressBar(total=max(1, status.total_steps), completed=status.step),
-            Text(""),  # the bar does not end its line: the next one would be cut off
-            Text.assemble(("learning ", "dim"), line, no_wrap=True),
-            progress_table(status),
-            Rule(style="dim"),
-        ]
-    shown = [f"{_clock(t)}  {printable(line)}" for t, line in events]
-    parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in shown]
-    if shown:
-        (t, _), last = [*events][-1], parts[-1]
-        assert isinstance(last, Text)
-        last.append(f"  ({duration(max(0.0, time.time() - t))} ago)")
-        last.stylize("bold")
-    if status is not None:
-        parts += [Rule(style="dim"), fleet_table(status, gone=False, most=processes)]
-    return Group(*parts)
-
-
-def _clock(t: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(t))
+    """The state of a run in ``width`` columns, and lower than ``height``: the newest events are in
+    sight above it."""
+    line = progress.line(status, max(8, min(WIDTH, width - AROUND_BARS)))
+    numbers = progress_table(status)
+    room = height - height // 6 - numbers.row_count - AROUND_TABLES
+    return Group(
+        Text(headline(status), style="bold", no_wrap=True),
+        ProgressBar(total=max(1, status.total_steps), completed=status.step),
+        Text(""),  # the bar does not end its line: the next one would be cut off
+        Text.assemble(("learning ", "dim"), line, no_wrap=True),
+        numbers,
+        Rule(style="dim"),
+        fleet_table(status, gone=False, most=max(2, room)),
+    )
 
 
 STATE_STYLE = {

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.v1 import admin_pb2
 
 ANSWER_LIMIT_S = 3.0
+EVENTS_SHOWN = 8  # of those before the view began
 LOOK_BACK_S = 60.0  # Without run files, events are shown from so long ago
 
 
@@ -95,7 +96,7 @@ def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0)
     from paceline.observe.runs import read_run
     from paceline.observe.vocabulary import AT_EVERY_STEP
     from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
-    from paceline_launcher.live_view import EVENTS_SHOWN, open_console
+    from paceline_launcher.live_view import Console
 
     run_dir = target.run_dir
 
@@ -103,7 +104,7 @@ def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0)
         past = (
             Projection() if run_dir is None else await asyncio.to_thread(Projection.read, run_dir)
         )
-        console, answered = open_console(progress=Progress(past.metrics)), -math.inf
+        console, answered = Console(progress=Progress(past.metrics)), -math.inf
         for event in past.history.after(None, limit=EVENTS_SHOWN, kinds="notable", newest=True):
             console.note(event.text, event.t)
 

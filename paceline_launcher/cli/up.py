@@ -194,11 +194,11 @@ def run_to_end(
     from paceline.observe.projection import Projection
     from paceline_launcher.launch.ending import exit_status
     from paceline_launcher.launch.run import Run
-    from paceline_launcher.live_view import RunOutput, open_console
+    from paceline_launcher.live_view import Console, RunOutput
 
     # The view of a continued run begins with the rewards so far.
     output = RunOutput(directory / "logs" / "up.log", stderr=as_json)
-    console = open_console(output, Progress(Projection.read(directory).metrics))
+    console = Console(output, Progress(Projection.read(directory).metrics))
     console.note(line)
 
     async def run() -> dict[str, Any]:

@@ -203,7 +203,7 @@ class Run:
         endpoint = await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
         self._redis_url = fleet.redis_url = endpoint.url
         if endpoint.healed:
-            self.console.keep(f"warning: {endpoint.healed}")
+            self.console.note(f"warning: {endpoint.healed}")
         if endpoint.pid is not None:
             identity = ProcessId.of(endpoint.pid)
             if identity not in fleet.record.redis:

@@ -134,7 +134,7 @@ class RunWatch:
         leading = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
         if leading and not self._dashboard:
             self._dashboard = leading[0]
-            self.console.keep(f"dashboard: {dashboard_link(self._dashboard, self.token)}")
+            self.console.note(f"dashboard: {dashboard_link(self._dashboard, self.token)}")
         # At the start every controller waits for Redis for a moment.
         held = status.phase.startswith("paused: ") or (
             self.begun and status.phase.startswith("waiting for ")

@@ -30,7 +30,7 @@ from paceline_launcher.launch.fleet_process import State
 from paceline_launcher.launch.node_workers import NodeWorkers
 from paceline_launcher.launch.run import Run
 from paceline_launcher.launch.run_dir import clear, end_leftovers, locked
-from paceline_launcher.live_view import open_console
+from paceline_launcher.live_view import Console
 from paceline_launcher.node_placement import MachineGpus
 from testbed.fleets.controllers import until
 from testbed.fleets.local_run import ROOT
@@ -435,7 +435,7 @@ def no_redis(*_: object, **__: object) -> RedisEndpoint:
 
 
 def a_run(run_dir: Path) -> Run:
-    return Run(settings(), run_dir, open_console(), NodeWorkers(settings()))
+    return Run(settings(), run_dir, Console(), NodeWorkers(settings()))
 
 
 async def test_an_error_of_the_supervisor_itself_leaves_a_summary(
@@ -521,8 +521,8 @@ async def test_what_can_pass_is_waited_for_and_said_once(
 def test_a_run_whose_reader_has_gone_writes_to_its_log(tmp_path: Path) -> None:
     """``paceline up ... | head -1``, and a locale without Chinese"""
     code = (
-        "import pathlib, sys; from paceline_launcher.live_view import RunOutput, open_console\n"
-        "console = open_console(RunOutput(pathlib.Path('up.log')))\n"
+        "import pathlib, sys; from paceline_launcher.live_view import Console, RunOutput\n"
+        "console = Console(RunOutput(pathlib.Path('up.log')))\n"
         "console.note('\\u4e2d')\n"
         "for line in sys.stdin: console.note(line.strip())\n"
         "sys.exit(7)"
