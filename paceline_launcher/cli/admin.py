@@ -12,7 +12,7 @@ import typer
 from paceline.config.load import parse_setting
 from paceline.errors import BadInput, UserError
 from paceline.worker_pools import TRAINING
-from paceline_launcher.cli.common import ANSWER_LIMIT_S, JsonOption, Target, is_number, print_json
+from paceline_launcher.cli.common import ANSWER_LIMIT_S, Target, is_number
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
@@ -23,7 +23,7 @@ MOST = 10_000  # largest number that the controllers accept
 Seconds = Annotated[float, typer.Option(min=0.0)]
 
 
-def scale(counts: list[str] | None = None, *, target: Target, as_json: JsonOption = False) -> None:
+def scale(counts: list[str] | None = None, *, target: Target) -> None:
     """Change the desired number of workers of a running fleet.
 
     Without counts it shows the desired ones, and who holds the devices that workers use in turn.
@@ -36,7 +36,7 @@ def scale(counts: list[str] | None = None, *, target: Target, as_json: JsonOptio
         counts ROLE=COUNT...: policy=2, rollout=4, scorer:NAME=2; or training=2 for lent devices.
     """
     if not counts:
-        _show_fleet(target.ask(_status), as_json)
+        _show_fleet(target.ask(_status))
         return
     desired: dict[str, int] = {}
     for item in counts:
@@ -47,31 +47,19 @@ def scale(counts: list[str] | None = None, *, target: Target, as_json: JsonOptio
                 f"scorer:NAME=COUNT, COUNT from 1 to {MOST:,}"
             )
         desired[role] = int(count)
-    _ask("Scale", {"desired": desired}, as_json, target)
+    _ask("Scale", {"desired": desired}, target)
 
 
-def _show_fleet(status: admin_pb2.StatusReply, as_json: bool) -> None:
-    from paceline.rpc.grpc_channel import as_dict
+def _show_fleet(status: admin_pb2.StatusReply) -> None:
     from paceline_launcher.live_view import seat_lines
 
-    if as_json:
-        found = as_dict(status)
-        print_json({name: found[name] for name in ("desired", "training_seats", "seats")})
-        return
     counts = {**status.desired, **({TRAINING: n} if (n := status.training_seats) else {})}
     typer.echo("desired: " + ", ".join(f"{k}={n}" for k, n in sorted(counts.items())))
     for line in seat_lines(status):
         typer.echo(line)
 
 
-def drain(
-    worker: str,
-    *,
-    target: Target,
-    replace: bool = False,
-    wait: Seconds = 0.0,
-    as_json: JsonOption = False,
-) -> None:
+def drain(worker: str, *, target: Target, replace: bool = False, wait: Seconds = 0.0) -> None:
     """Let one worker finish its tasks and leave.
 
     The desired number goes down by one, unless --replace is given.
@@ -84,7 +72,7 @@ def drain(
         wait SECONDS: Wait for it to leave, at most this long.
     """
     meant = 0
-    _ask("Drain", {"worker_id": worker, "replace": replace}, as_json, target)
+    _ask("Drain", {"worker_id": worker, "replace": replace}, target)
 
     def left(status: admin_pb2.StatusReply) -> bool:
         """True if the process that had the name when it was asked has left."""
@@ -98,23 +86,23 @@ def drain(
     _wait(target, left, wait, f"{worker} has not left")
 
 
-def pause(*, target: Target, as_json: JsonOption = False) -> None:
+def pause(*, target: Target) -> None:
     """Start no new step and lease no new task until `paceline resume`.
 
     Example: paceline pause --run-dir runs/demo
     """
-    _ask("Pause", {"paused": True}, as_json, target)
+    _ask("Pause", {"paused": True}, target)
 
 
-def resume(*, target: Target, as_json: JsonOption = False) -> None:
+def resume(*, target: Target) -> None:
     """Continue a paused run.
 
     Example: paceline resume --run-dir runs/demo
     """
-    _ask("Pause", {"paused": False}, as_json, target)
+    _ask("Pause", {"paused": False}, target)
 
 
-def checkpoint(*, target: Target, wait: Seconds = 0.0, as_json: JsonOption = False) -> None:
+def checkpoint(*, target: Target, wait: Seconds = 0.0) -> None:
     """Write a checkpoint beside the regular ones, after the next step.
 
     Example: paceline checkpoint --run-dir runs/demo --wait 300
@@ -123,12 +111,12 @@ def checkpoint(*, target: Target, wait: Seconds = 0.0, as_json: JsonOption = Fal
         wait SECONDS: Wait until it is written, at most this long.
     """
     before = target.ask(_status).checkpoint_step
-    _ask("SaveCheckpoint", {}, as_json, target)
+    _ask("SaveCheckpoint", {}, target)
     late = f"no checkpoint after that of step {before} is written"
     _wait(target, lambda status: status.checkpoint_step > before, wait, late)
 
 
-def stop(*, target: Target, reason: str = "paceline stop", as_json: JsonOption = False) -> None:
+def stop(*, target: Target, reason: str = "paceline stop") -> None:
     """End a run for good, after the open step and with a final checkpoint.
 
     To continue the run later, interrupt `paceline up` with Ctrl-C instead.
@@ -138,12 +126,10 @@ def stop(*, target: Target, reason: str = "paceline stop", as_json: JsonOption =
     Args:
         reason: Recorded in the run's events.
     """
-    _ask("Stop", {"reason": reason}, as_json, target)
+    _ask("Stop", {"reason": reason}, target)
 
 
-def set_settings(
-    settings: list[str], *, target: Target, dry_run: bool = False, as_json: JsonOption = False
-) -> None:
+def set_settings(settings: list[str], *, target: Target, dry_run: bool = False) -> None:
     """Change settings of a run while it runs, without a restart.
 
     Learning rate and schedule, the number of steps, staleness, evaluations, checkpoints, sampling
@@ -159,30 +145,17 @@ def set_settings(
     asked = dict(parse_setting(text, "") for text in settings)
     values = {name: json.dumps(value, default=str) for name, value in asked.items()}
     fields = {"settings": values, "dry_run": dry_run}
-    _ask("Settings", fields, as_json, target, method="ChangeSettings")
+    _ask("Settings", fields, target, method="ChangeSettings")
 
 
-def _ask(
-    name: str, fields: dict[str, Any], as_json: bool, target: Target, method: str = ""
-) -> None:
+def _ask(name: str, fields: dict[str, Any], target: Target, method: str = "") -> None:
     """Sends ``<name>Request`` and prints the reply. Raises UserError if it is refused."""
     reply = target.request(name, fields, method)
-    said = {"accepted": reply.accepted, "message": reply.message}
-    changes = [
-        {"name": c.name, "old": json.loads(c.old), "new": json.loads(c.new), "step": c.step}
-        for c in getattr(reply, "changes", ())
-    ]
-    if "dry_run" in fields:
-        said |= {"dry_run": fields["dry_run"], "changes": changes}
-    if as_json:
-        print_json(said)
     if not reply.accepted:
         raise UserError(f"refused: {reply.message}")
-    if not as_json:
-        typer.echo(reply.message or "done")
-        for change in changes if fields.get("dry_run") else ():
-            old, new = json.dumps(change["old"]), json.dumps(change["new"])
-            typer.echo(f"  {change['name']}: {old} -> {new} from step {change['step']}")
+    typer.echo(reply.message or "done")
+    for c in reply.changes if fields.get("dry_run") else ():
+        typer.echo(f"  {c.name}: {c.old} -> {c.new} from step {c.step}")
 
 
 def _wait(

@@ -9,13 +9,10 @@ import typer
 
 from paceline.config.load import ConfigError, load_config, parse_setting, to_toml
 from paceline.errors import BadInput, did_you_mean
-from paceline.masking import masked_settings
 from paceline_launcher.cli.common import (
     ConfigArgument,
-    JsonOption,
     RunDirOption,
     SetOption,
-    print_json,
     write_new,
 )
 
@@ -79,7 +76,6 @@ def check(
     run_dir: RunDirOption = None,
     settings_only: bool = False,
     resolved: bool = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Say whether a configuration is valid, with warnings and errors on standard error.
 
@@ -107,23 +103,21 @@ def check(
     found = list(run_checks(start, at))
     failed = [str(check) for check in found if check.state == "fail"]
     if not failed:
-        # With --resolved or --json, standard output is a configuration that can be read back.
-        typer.echo(f"valid: {config}", err=resolved or as_json)
+        # With --resolved, standard output is a configuration that can be read back.
+        typer.echo(f"valid: {config}", err=resolved)
     for check in found:
         titles = {"warn": "warning", "skip": f"not checked: {check.name}"}
         if check.name in (FIRST_ROW, LENGTH):
             titles["ok"] = check.name
         if check.state in titles:
             typer.echo(f"{titles[check.state]}: {check}", err=True)
-    if as_json:
-        print_json(masked_settings(settings.model_dump(mode="json")))
-    elif resolved:
+    if resolved:
         typer.echo(to_toml(settings, mask=True), nl=False)
     if failed:
         raise BadInput("\n".join(failed))
 
 
-def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def check_objective(name: str, *, overrides: SetOption = None) -> None:
     """Try an objective on a toy model: whether its gradients are the same however a fleet splits a
     step.
 
@@ -153,11 +147,7 @@ def check_objective(name: str, *, overrides: SetOption = None, as_json: JsonOpti
         *(name, settings["objective"], settings["train"]),
         lambda each: typer.echo(f"trying: {each}", err=True),
     )
-    if as_json:
-        print_json(
-            [{"property": p.name, "holds": not p.problem, "problem": p.problem} for p in found]
-        )
-    for each in () if as_json else found:
+    for each in found:
         typer.echo(f"{'FAILS' if each.problem else 'ok':<6}{each.name}")
         if each.problem:
             typer.echo(f"      {each.problem}")
@@ -171,7 +161,6 @@ def check_reward(
     row: int = 0,
     completion: str | None = None,
     overrides: SetOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Call the rewards, or the environment, of a run on one row and one completion.
 
@@ -207,14 +196,11 @@ def check_reward(
     if tried.problem:
         raise BadInput(tried.problem)
     trial: dict[str, Any] = json.loads(tried.lines[-1])
-    if as_json:
-        print_json(trial)
-    else:
-        lines = [*tried.lines[:-1], *(f"{v:>10g}  {name}" for name, v in trial["values"].items())]
-        lines += [f"note: {doubt}" for doubt in trial["doubtful"]]
-        lines += [trial["trace"].rstrip()] if trial["trace"] else []
-        last = f"no reward: {trial['problem']}"
-        lines.append(last if trial["problem"] else f"{trial['reward']:>10g}  the reward, weighted")
-        typer.echo("\n".join(lines))
+    lines = [*tried.lines[:-1], *(f"{v:>10g}  {name}" for name, v in trial["values"].items())]
+    lines += [f"note: {doubt}" for doubt in trial["doubtful"]]
+    lines += [trial["trace"].rstrip()] if trial["trace"] else []
+    last = f"no reward: {trial['problem']}"
+    lines.append(last if trial["problem"] else f"{trial['reward']:>10g}  the reward, weighted")
+    typer.echo("\n".join(lines))
     if trial["problem"]:
         raise typer.Exit(1)

@@ -16,7 +16,6 @@ from paceline.errors import BadInput
 from paceline.observe.checkpoints import META, complete
 from paceline.rpc.addresses import is_loopback
 from paceline.user_code import python_module
-from paceline_launcher.cli.common import JsonOption, print_json
 
 
 def find_checkpoint(source: Path, *, best: bool = False) -> Path | None:
@@ -50,7 +49,6 @@ def export(
     part: str | None = None,
     merge: bool = False,
     trust_remote_code: bool = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face directory of safetensors, or its adapters as PEFT does.
 
@@ -90,10 +88,7 @@ def export(
             if checkpoint.is_dir() or find_checkpoint(source, best=best) == checkpoint:
                 raise
             typer.echo(f"{checkpoint} was deleted meanwhile: exporting the next one", err=True)
-    if as_json:
-        print_json({"checkpoint": str(checkpoint), "out": str(out)})
-    else:
-        typer.echo(f"exported {checkpoint} to {out}")
+    typer.echo(f"exported {checkpoint} to {out}")
 
 
 def serve(

@@ -237,7 +237,7 @@ def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def stacks(process: str, *, run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
+def stacks(process: str, *, run_dir: RunDirOption = None) -> None:
     """Print the Python stacks of a worker or controller, also of one that hangs.
 
     Works on the machine of the process, which is asked by a signal and writes them itself whatever
@@ -256,9 +256,6 @@ def stacks(process: str, *, run_dir: RunDirOption = None, as_json: JsonOption = 
             "paceline status names, with the run's directory there"
         )
     found = read_stacks(run_dir, process, pid)
-    if as_json:
-        print_json({"host": host, "pid": pid, "stacks": found.text, "note": found.note})
-    else:
-        typer.echo(f"{process} (host {host}, pid {pid})")
-        typer.echo(printable(found.text or found.note))
+    typer.echo(f"{process} (host {host}, pid {pid})")
+    typer.echo(printable(found.text or found.note))
     raise typer.Exit(0 if found.text else 1)

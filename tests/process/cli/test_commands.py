@@ -39,9 +39,11 @@ COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
     *((name,) for name in ("init", "logs", "top")),
-    *(("alerts", "test"), ("plan", "memory"), ("import", "cosmos-rl")),
+    *(("alerts", "test"), ("plan", "memory"), ("import", "cosmos-rl"), ("config", "check")),
+    *((name,) for name in ("scale", "drain", "pause", "resume", "checkpoint", "stop", "set")),
+    *((name,) for name in ("export", "stacks", "check-reward", "check-objective")),
 }
-"""Processes that run, views of people, and text that is made for a file."""
+"""Processes that run, requests, views of people, and text that is made for a file."""
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -116,7 +118,6 @@ def test_config_check_prints_what_it_reads_back(paceline: Command, config: Path)
     config.write_text(shown.stdout)
     assert paceline(*check, "--resolved").stdout == shown.stdout
     assert paceline(*check).stdout == f"valid: {config}\n"
-    assert json.loads(paceline(*check, "--json").stdout)["train"]["steps"] == 7
     warned = paceline(
         *(*check, "--set", "rollout.top_p=0.9", "--set"),
         "train.loss.mask_ratio_sequence=[0.5, 2.0]",

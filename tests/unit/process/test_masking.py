@@ -122,13 +122,13 @@ def test_a_secret_in_the_place_of_its_file_is_hidden(tmp_path: Path) -> None:
     assert SECRET not in str(refused.value) and MASK in str(refused.value)
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--resolved"]])
 def test_a_checked_configuration_is_printed_masked(tmp_path: Path, options: list[str]) -> None:
     urls = {"redis": {"url": HIDING[0]}, "payloads": {"url": [HIDING[1]]}}
     config = write_config(tmp_path, **urls)
     command = ["config", "check", str(config), "--settings-only", *options]
     ended = CliRunner().invoke(app, command)
-    assert (MASK in ended.stdout) == bool(options), "only --json prints the settings"
+    assert (MASK in ended.stdout) == bool(options), "only --resolved prints the settings"
     assert SECRET not in ended.output
 
 
