@@ -89,7 +89,7 @@ async def serve(
     check_sinks(config)
     _make_run_dir(run_dir)
     token = configured or own_token(run_dir)
-    stacks.install(run_dir, controller_id)
+    stacks.install()
     _calm_garbage_collector()
     server = new_server(config)
     host = advertise or _reachable(config.controller.host)

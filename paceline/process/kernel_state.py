@@ -33,14 +33,9 @@ class KernelState:
         return _WORDS.get(self.letter, f"in state {self.letter}")
 
 
-def kernel_state(pid: int, expected: str = "", root: Path = Path("/proc")) -> KernelState | None:
-    """State of a process of this machine; None if there is none, or the system has no /proc.
-    ``expected``: an argument of its command line. Another process of that id is not meant."""
+def kernel_state(pid: int, root: Path = Path("/proc")) -> KernelState | None:
+    """State of a process of this machine; None if there is none, or the system has no /proc."""
     try:
-        if expected and expected.encode() not in (root / str(pid) / "cmdline").read_bytes().split(
-            b"\0"
-        ):
-            return None
         # The name may contain spaces and brackets; the state is the first field after the last
         # bracket.
         letter = (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]

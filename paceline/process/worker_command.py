@@ -36,8 +36,7 @@ def worker_command(
         options = _parser(role).parse_args()
         set_process_limits()
         search_start_directory_last()
-        if options.run_dir is not None:
-            stacks.install(options.run_dir, options.id)
+        stacks.install()
         from paceline.config.load import load_config
 
         config = load_config(options.config, options.overrides)

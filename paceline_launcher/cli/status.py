@@ -15,7 +15,7 @@ import typer
 
 from paceline.errors import BadInput, Unreachable
 from paceline.process.kernel_state import kernel_state
-from paceline.process.stacks import process_of, read_stacks
+from paceline.process.stacks import read_stacks
 from paceline.rpc.grpc_channel import as_dict
 from paceline_launcher.cli.common import (
     JsonOption,
@@ -240,22 +240,29 @@ def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:
 def stacks(process: str, *, run_dir: RunDirOption = None) -> None:
     """Print the Python stacks of a worker or controller, also of one that hangs.
 
-    Works on the machine of the process, which is asked by a signal and writes them itself whatever
-    it is stuck in. A stopped process (SIGSTOP) cannot answer: the kernel's view of it is shown.
+    Works on the machine of the process, which is asked by a signal and writes them to its log
+    whatever it is stuck in. A stopped process (SIGSTOP) cannot answer: the kernel's view of it is
+    shown.
 
     Example: paceline stacks policy-1 --run-dir runs/demo
 
     Args:
         process PROCESS: For example policy-1.
     """
+    from paceline.observe.fleet_file import FleetRecord
+
     run_dir, host = given_or_default(run_dir), socket.gethostname()
-    pid = process_of(run_dir, process)
-    if pid is None:
-        raise BadInput(
-            f"no process {process!r} of {run_dir} runs on {host}: run this on its machine, which "
-            "paceline status names, with the run's directory there"
-        )
-    found = read_stacks(run_dir, process, pid)
-    typer.echo(f"{process} (host {host}, pid {pid})")
-    typer.echo(printable(found.text or found.note))
-    raise typer.Exit(0 if found.text else 1)
+    records = map(FleetRecord.read, (run_dir, *run_dir.glob("nodes/node-*")))
+    known = [one for record in records if record is not None for one in record.processes]
+    for one in known:
+        if one.name != process or not one.ids or not one.ids[-1].alive():
+            continue
+        typer.echo(f"{process} (host {host}, pid {one.ids[-1].pid})")
+        text, note = read_stacks(one.ids[-1].pid, Path(one.log))
+        typer.echo(printable(text or note))
+        raise typer.Exit(0 if text else 1)
+    raise BadInput(
+        f"{run_dir} names no process {process!r} that runs on {host}: run this on its machine, "
+        "which paceline status names, with the run's directory there. One that `paceline up` has "
+        "not started writes its stacks to its standard error: kill -USR2 PID"
+    )

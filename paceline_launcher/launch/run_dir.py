@@ -16,7 +16,7 @@ from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline.process.files import new_private_directory
 
 OWN_ENTRIES = (
-    *("redis", "controllers", "logs", "checkpoints", "export", "samples", "stacks"),
+    *("redis", "controllers", "logs", "checkpoints", "export", "samples"),
     *("sockets", "sockets.path"),
     *("tensorboard", "wandb", "mlflow"),
     *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml", "alerts.json"),

@@ -378,8 +378,7 @@ def test_fresh_removes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
     # Samples of an earlier run would be shown beside those of the new one, and count as archived;
     # the position of its alerts would skip events.
-    for name in ("samples", "stacks"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "samples").mkdir()
     for name in ("summary.json", "alerts.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "notes.txt").write_text("mine")

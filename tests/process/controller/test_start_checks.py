@@ -179,7 +179,7 @@ async def test_a_controller_that_cannot_lead_stops_its_server_before_it_ends(
     monkeypatch.setattr(process, "new_server", watched)
     # They concern the whole process, which is that of the tests.
     monkeypatch.setattr(process, "_calm_garbage_collector", lambda: None)
-    monkeypatch.setattr(process.stacks, "install", lambda *_: None)
+    monkeypatch.setattr(process.stacks, "install", lambda: None)
     config = load_config(write_config(tmp_path, data={"prompt_field": "absent"}))
     with pytest.raises(BadInput, match="absent"):
         await process.serve(config, run_dir=tmp_path / "r", controller_id="controller-0")
