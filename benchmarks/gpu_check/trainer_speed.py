@@ -33,7 +33,6 @@ VERSIONS = 3
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
 """Dense bfloat16 operations per second of NVIDIA's data sheets, by a part of the device's name."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    "varlen attention": {"attention": "varlen"},
     "attention by blocks": {"attention": "sdpa"},
     "without compilation": {"compiled": False},
     "gradient checkpointing": {"gradient_checkpointing": True},

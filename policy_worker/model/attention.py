@@ -11,8 +11,6 @@ row, and branches of a sample what they have in common.
 Flex attention gathers nothing. One block-sparse mask serves the row: a token sees those before it
 whose subtree it is in. Source: Dong et al., Flex Attention:
 A Programming Model for Generating Optimized Attention Kernels, arXiv 2412.05496.
-
-Attention of variable lengths gathers nothing either, and has no mask (``varlen_attention``).
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +33,6 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from policy_worker.model.row_layout import Packing
-from policy_worker.model.varlen_attention import MergedAttention, flash_kernel
 from policy_worker.objectives.batch import Ints
 
 
@@ -62,7 +59,7 @@ class MicroBatch:
     """int64 [C], row position of each target; None if last tokens are not in the row."""
 
 
-VARLEN, BLOCKS, FLEX = "paceline_varlen", "paceline_packed", "paceline_flex"
+BLOCKS, FLEX = "paceline_packed", "paceline_flex"
 """Names of the implementations of attention."""
 SMALLEST_HEAD = 16
 """Dimensions of a head that the kernel of flex attention takes."""
@@ -73,8 +70,7 @@ UNSUPPORTED = ("softcap", "position_bias")
 def register() -> None:
     """Makes the implementations known to transformers. One that is stays as it is: compilation
     of blocks may have taken its function out since."""
-    attends = packed_varlen_attention, packed_attention, packed_flex_attention
-    for name, attend in zip((VARLEN, BLOCKS, FLEX), attends, strict=True):
+    for name, attend in ((BLOCKS, packed_attention), (FLEX, packed_flex_attention)):
         if name not in ALL_ATTENTION_FUNCTIONS:
             AttentionInterface.register(name, attend)
             AttentionMaskInterface.register(name, packed_mask)
@@ -126,33 +122,6 @@ def packed_attention(
         outputs.append(out.reshape(block.sequences * block.length, *out.shape[2:]))
     flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return flat.index_select(0, collapse).unsqueeze(0), None
-
-
-def packed_varlen_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    packing: Packing | None = None,
-    **extra: Any,
-) -> tuple[Tensor, None]:
-    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]; arguments and errors of
-    packed_attention(), which computes what the kernel for sequences of any lengths does not: on a
-    CPU, in float32, without a row, with sinks, and with a window that a sequence reaches."""
-    reached = packing is None or (sliding_window or packing.longest) < packing.longest
-    other = reached or extra.get("s_aux") is not None
-    kernel = None if other else flash_kernel(query, value)
-    if packing is None or kernel is None:
-        given = {"scaling": scaling, "sliding_window": sliding_window, "packing": packing, **extra}
-        return packed_attention(module, query, key, value, attention_mask, **given)
-    refuse_unsupported(extra)
-    rows = [x[0].transpose(0, 1) for x in (query, key, value)]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return MergedAttention.apply(*rows, packing.parts, kernel, scale)[None], None
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:

@@ -145,7 +145,7 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-ATTENTION = {"varlen": attention.VARLEN, "sdpa": attention.BLOCKS, "flex": attention.FLEX}
+ATTENTION = {"sdpa": attention.BLOCKS, "flex": attention.FLEX}
 """Names by attention_of()."""
 
 

@@ -1,11 +1,10 @@
 """Layout of a packed row, and the forms of it that attention asks for: blocks of sequences of
-similar length, parts of any lengths, or what one mask is made of. A form is made when the first
-layer asks for it.
+similar length, or what one mask is made of. A form is made when the first layer asks for it.
 """
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -28,29 +27,6 @@ class Block:
     gather: Tensor
     sequences: int
     length: int
-
-
-class Sequences(NamedTuple):
-    """N sequences side by side: where each begins and the last one ends, int32 [N + 1], and the
-    longest one's length, of queries and of keys."""
-
-    queries: Tensor
-    keys: Tensor
-    longest_queries: int
-    longest_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowParts:
-    """A row's attention in two parts: each run with itself, and with the path before it."""
-
-    itself: Sequences
-    shared: Sequences | None
-    """None if no run with tokens has a path before it."""
-    queries: Tensor
-    """int64, places in the row of the queries of ``shared``."""
-    keys: Tensor
-    """The same of its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +154,6 @@ class Packing:
         return found
 
     @cached_property
-    def longest(self) -> int:
-        """Tokens of the longest sequence, with its prefix."""
-        return int(self.full.max())
-
-    @cached_property
     def blocks(self) -> tuple[tuple[Block, ...], Tensor]:
         """The blocks, and int64 [T]: for each row token, the index of its output in the
         concatenation of all blocks' [N * L] outputs."""
@@ -215,31 +186,6 @@ class Packing:
         """int64 [T], on the device: a token sees those before it for which it lies before this."""
         (found,) = to_device([self.forest.seen_until], self.position.device)
         return found
-
-    @cached_property
-    def parts(self) -> RowParts:
-        forest, device = self.forest, self.position.device
-        runs = np.flatnonzero(forest.tokens)
-        cuts = np.r_[np.sort(forest.start[runs]), forest.total]
-        # Runs that leave a parent at one place ask for the same path before them, as one.
-        runs = runs[forest.prefix[runs] > 0]
-        runs = runs[np.lexsort((forest.start[runs], forest.prefix[runs], forest.parent[runs]))]
-        places = np.stack([forest.parent[runs], forest.prefix[runs]])
-        first = np.flatnonzero(np.r_[True, (places[:, 1:] != places[:, :-1]).any(0)][: len(runs)])
-        asking = np.add.reduceat(forest.tokens[runs], first) if len(runs) else first
-        asked = forest.prefix[runs[first]]
-        ends = [np.r_[0, np.cumsum(lengths)] for lengths in (asking, asked)]
-        columns = [array.astype(np.int32) for array in (cuts, *ends)]
-        of_itself, of_asking, of_asked = to_device(columns, device)
-        longest = int(np.diff(cuts).max())
-        itself = Sequences(of_itself, of_itself, longest, longest)
-        shared = None
-        if len(asking):
-            shared = Sequences(of_asking, of_asked, int(asking.max()), int(asked.max()))
-        queries, _ = ranges(forest.start[runs], forest.tokens[runs])
-        _, at = ranges(np.zeros_like(asked), asked)
-        keys = forest.places(np.repeat(runs[first], asked), at)
-        return RowParts(itself, shared, *to_device([queries, keys], device))
 
 
 def similar(full: Ints, block_scores: int) -> list[Ints]:

@@ -118,11 +118,10 @@ class ModelConfig(Section):
     gradient_checkpointing: Annotated[bool | Literal["auto"], AT_START] = "auto"
     """Recompute activations in the backward pass: less memory, a third more compute. auto: on CUDA
     if the memory plan has no room for rows without it."""
-    attention: Annotated[Literal["auto", "varlen", "sdpa", "flex"], AT_START] = "auto"
+    attention: Annotated[Literal["auto", "sdpa", "flex"], AT_START] = "auto"
     """sdpa: PyTorch's attention, which copies a shared prompt for each completion. flex: a compiled
-    block-sparse kernel without copies or padding; on a CPU it is for checks only. varlen:
-    flash attention over a row's sequences side by side, on CUDA in bfloat16, else sdpa. auto: flex
-    on CUDA in bfloat16, else sdpa."""
+    block-sparse kernel without copies or padding; on a CPU it is for checks only. auto: flex on
+    CUDA in bfloat16, else sdpa."""
     compile: Annotated[bool | Literal["auto"], AT_START] = "auto"
     """Compile each transformer block of the trainer, and its head, with torch.compile. auto: on
     CUDA, for architectures that transformers compiles whole. If it fails, the run goes on without.

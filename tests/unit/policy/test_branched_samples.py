@@ -4,7 +4,6 @@ are those of each sequence alone."""
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from threading import Barrier
 
 import numpy as np
@@ -86,7 +85,7 @@ def test_each_token_of_a_row_sees_its_own_path_and_nothing_else(limit, last, mon
             sees = (at <= at[:, None]) & (at[:, None] < packing.seen_until.numpy())
             seen = [np.flatnonzero(line).tolist() for line in sees]
             assert [len(places) - 1 for places in seen] == micro.position_ids[0].tolist()
-            assert computed(packing) == seen and merged_parts(packing) == seen
+            assert computed(packing) == seen
             for n, s in enumerate(row):
                 (path, before), (route, _) = paths[s], as_routes[s]
                 mine = micro.sequence_of.numpy() == n
@@ -113,61 +112,6 @@ def computed(packing):
     return [slots[slot] for slot in collapse]
 
 
-def merged_parts(packing):
-    """Places that attention of variable lengths shows to each token, in its two parts."""
-    parts = packing.parts
-    cuts = parts.itself.queries.tolist()
-    seen = [list(range(a, p + 1)) for a, b in pairwise(cuts) for p in range(a, b)]
-    if parts.shared is not None:
-        of_query, of_key = parts.shared.queries.tolist(), parts.shared.keys.tolist()
-        for n in range(len(of_query) - 1):
-            for query in parts.queries[of_query[n] : of_query[n + 1]].tolist():
-                seen[query] = parts.keys[of_key[n] : of_key[n + 1]].tolist() + seen[query]
-    return seen
-
-
-class DenseKernel:
-    """What flash attention computes, in plain torch."""
-
-    def forward(self, q, k, v, at, scale, causal):
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
-        for a, b, scores, values in self._each(q, k, v, at, scale, causal):
-            lse[:, a] = scores.logsumexp(-1)
-            out[a] = (scores.softmax(-1) @ values[b].transpose(0, 1)).transpose(0, 1)
-        return out, lse
-
-    def backward(self, grad_out, q, k, v, out, lse, *, at, scale, causal):
-        heads = q.shape[1] // k.shape[1]
-        found = [
-            torch.zeros_like(x)
-            for x in (q, k.repeat_interleave(heads, 1), v.repeat_interleave(heads, 1))
-        ]
-        keys = k.repeat_interleave(heads, 1)
-        for a, b, scores, values in self._each(q, k, v, at, scale, causal):
-            p = (scores - lse[:, a, None]).exp()
-            grad = grad_out[a].transpose(0, 1)
-            rest = (grad * out[a].transpose(0, 1)).sum(-1, keepdim=True)
-            of_scores = p * (grad @ values[b].permute(1, 2, 0) - rest) * scale
-            found[0][a] = (of_scores @ keys[b].transpose(0, 1)).transpose(0, 1)
-            found[1][b] += (of_scores.mT @ q[a].transpose(0, 1)).transpose(0, 1)
-            found[2][b] += (p.mT @ grad).transpose(0, 1)
-        folded = [x.unflatten(1, (-1, heads)).sum(2) for x in found[1:]]
-        return found[0], *folded
-
-    def _each(self, q, k, v, at, scale, causal):
-        heads = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(heads, 1), v.repeat_interleave(heads, 1)
-        of_q, of_k = at.queries.tolist(), at.keys.tolist()
-        for n in range(len(of_q) - 1):
-            a, b = slice(of_q[n], of_q[n + 1]), slice(of_k[n], of_k[n + 1])
-            scores = q[a].transpose(0, 1) @ k[b].permute(1, 2, 0) * scale
-            if causal:
-                scores = scores.masked_fill(
-                    torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf
-                )
-            yield a, b, scores, v
-
-
 ATTENTION = {
     "blocks": (attention.packed_attention, {}),
     "blocks, window": (attention.packed_attention, {"sliding_window": 5}),
@@ -178,14 +122,12 @@ ATTENTION = {
         attention.packed_flex_attention,
         {"s_aux": torch.tensor([0.5, -1.0, 0.1, 2.0])},
     ),
-    "varlen": (attention.packed_varlen_attention, {}),
 }
 
 
 @pytest.mark.parametrize("kind", ATTENTION)
-def test_attention_over_a_forest_equals_attention_over_each_path(kind, monkeypatch):
+def test_attention_over_a_forest_equals_attention_over_each_path(kind):
     """In float64, outputs and gradients."""
-    monkeypatch.setattr(attention, "flash_kernel", lambda query, value: DenseKernel())
     attend, given = ATTENTION[kind]
     batch, paths, rows = rows_of(numbered(branched_groups(3, samples=2, seed=4)), 1000, seed=2)
     packing = pack(batch, rows[0], CPU).packing

@@ -1,5 +1,5 @@
 """What a row costs the host, and the kernels that save it work: no wait, no conversion of weights,
-few graphs, and the numbers of plain attention and of a plain softmax."""
+few graphs, and the numbers of a plain softmax."""
 
 from functools import cache, partial
 
@@ -9,7 +9,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._inductor import compile_fx
 
-from policy_worker.model import attention, heads
+from policy_worker.model import heads
 from policy_worker.model.heads import score
 from policy_worker.model.policy_model import compile_model, load_model
 from policy_worker.model.precision import BfloatCopies
@@ -98,64 +98,6 @@ def test_bfloat16_copies_follow_the_weights_and_compute_as_a_model_in_bfloat16()
         with torch.autocast("cpu", torch.bfloat16):
             wanted = score(alone, micro, config.rollout.temperature).logprobs
         assert torch.equal(found, wanted)
-
-
-class Plain:
-    """The kernel of varlen attention, as plain products of each sequence."""
-
-    def parts(self, q, k, at, scale, causal):
-        group = q.shape[1] // k.shape[1]
-        for (a, b), (c, d) in zip(pairs(at.queries), pairs(at.keys), strict=True):
-            wide = k[c:d].repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->hqk", q[a:b], wide) * scale
-            if causal:
-                scores = scores.masked_fill(~torch.ones_like(scores).tril().bool(), -torch.inf)
-            yield slice(a, b), slice(c, d), scores
-
-    def forward(self, q, k, v, at, scale, causal):
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
-        for here, there, scores in self.parts(q, k, at, scale, causal):
-            wide = v[there].repeat_interleave(q.shape[1] // v.shape[1], 1)
-            out[here] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), wide)
-            lse[:, here] = scores.logsumexp(-1)
-        return out, lse
-
-    def backward(self, grad_out, q, k, v, out, lse, *, at, scale, causal):
-        dq, dk, dv = map(torch.zeros_like, (q, k, v))
-        heads, shared = k.shape[1], q.shape[1] // k.shape[1]
-        for here, there, scores in self.parts(q, k, at, scale, causal):
-            p = (scores - lse[:, here, None]).exp()
-            delta = (grad_out[here] * out[here]).sum(-1).T[..., None]
-            wide = [x[there].repeat_interleave(shared, 1) for x in (k, v)]
-            ds = p * (torch.einsum("qhd,khd->hqk", grad_out[here], wide[1]) - delta) * scale
-            dq[here] = torch.einsum("hqk,khd->qhd", ds, wide[0])
-            for to, weights, other in ((dk, ds, q[here]), (dv, p, grad_out[here])):
-                found = torch.einsum("hqk,qhd->khd", weights, other)
-                to[there] += found.unflatten(1, (heads, shared)).sum(2)
-        return dq, dk, dv
-
-
-def pairs(cuts):
-    return zip(cuts.tolist(), cuts.tolist()[1:], strict=False)
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])  # gemma2 has a layer with a short window
-def test_a_model_scores_the_same_with_merged_attention(family, monkeypatch):
-    model = tiny_network(family).double()
-    batch = decode(random_groups(5, group_size=3, seed=5))
-    micro = pack(batch, np.arange(len(batch.length)), CPU)
-    asked = []
-    monkeypatch.setattr(attention, "flash_kernel", lambda *at: asked.append(at) or Plain())
-    found = []
-    for name in (attention.BLOCKS, attention.VARLEN):
-        attention.register()
-        model.set_attn_implementation(name)
-        model.zero_grad()
-        logprobs = score(model, micro, 0.7).logprobs
-        (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
-        found.append([logprobs.detach(), *(p.grad.clone() for p in model.parameters())])
-    assert len(asked) == (2 if family == "qwen3" else 1)
-    torch.testing.assert_close(*found, atol=1e-10, rtol=1e-9)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

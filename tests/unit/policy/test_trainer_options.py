@@ -10,7 +10,6 @@ from policy_worker.model import attention
 from policy_worker.model.heads import score
 from policy_worker.model.host_activations import HostActivations
 from policy_worker.model.policy_model import load_model
-from policy_worker.model.varlen_attention import FlashKernel, MergedAttention
 from policy_worker.rows.group_reading import decode
 from policy_worker.rows.packing import pack
 from tests.fixtures.policy_models import random_groups, tiny_network
@@ -52,19 +51,6 @@ def test_flex_attention_makes_one_mask_for_layers_of_one_window():
     assert set(micro.packing.masks) == {(None, True), (8, True)}
 
 
-def test_flash_attention_takes_the_parts_of_a_row():
-    """On a device without data, where its operators check what they are given."""
-    micro = row()
-    packing, tokens = micro.packing, micro.input_ids.shape[1]
-    packing.position = packing.position.to("meta")
-    q, k = (torch.empty(tokens, heads, 16, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
-    given = [tensor.requires_grad_() for tensor in (q, k, k.clone())]
-    out = MergedAttention.apply(*given, packing.parts, FlashKernel(), 0.25)
-    assert packing.parts.shared is not None and out.shape == q.shape
-    out.sum().backward()
-    assert all(tensor.grad.dtype == torch.bfloat16 for tensor in given)
-
-
 @pytest.mark.heavy
 def test_compiled_blocks_score_as_others(tmp_path):
     config = tiny_config(tmp_path).model
@@ -79,7 +65,7 @@ def test_compiled_blocks_score_as_others(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("auto", "paceline_packed"), ("flex", "paceline_flex"), ("varlen", "paceline_varlen")],
+    [("auto", "paceline_packed"), ("flex", "paceline_flex")],
 )
 def test_a_model_loaded_later_has_its_attention_and_brings_none_into_compilation(
     tmp_path, name, expected
