@@ -8,7 +8,7 @@ process, an environment with an engine that says the completion at every turn.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,8 +17,7 @@ from paceline.config.sections.inputs import RewardConfig
 from paceline.dataset.rows import DataError, prompt_of
 from paceline.process.lifetime import leave_after
 from paceline.user_code import asked, search_start_directory_last
-from rollout_worker.rewards.builtin import doubtful_gold
-from rollout_worker.rewards.functions import AttemptFailed, Job, load, weights_of
+from rollout_worker.rewards.functions import AttemptFailed, Job, load
 from rollout_worker.rewards.scoring import Scorer, Scores
 
 MADE_UP = "So the answer is \\boxed{42}."
@@ -31,15 +30,13 @@ WRONG = ("reward_error", "reward_crashed", "environment_error")
 @dataclass(frozen=True, slots=True)
 class Trial:
     """``values``: of each function, or component of the environment; ``problem``: why there are
-    none; ``wrong``: it is a mistake in the user's code; ``trace``: with this traceback;
-    ``doubtful``: rows whose answer is not read as it stands."""
+    none; ``wrong``: it is a mistake in the user's code; ``trace``: with this traceback."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     reward: float | None = None
     problem: str = ""
     wrong: bool = False
     trace: str = ""
-    doubtful: Sequence[str] = ()
 
 
 async def try_rewards(
@@ -129,20 +126,11 @@ async def _play(config: Config, row: Mapping[str, Any], completion: str) -> Tria
     return _trial(await _score(config.reward, replace(job, each=made.scored)))
 
 
-def doubtful(config: Config, answers: Sequence[tuple[str, Any]]) -> list[str]:
-    """The doubts about these answers, each with its place, if a reward reads mathematics."""
-    if not any(name.startswith("math_") for name in weights_of(config.reward.functions)):
-        return []
-    found = ((place, doubtful_gold(answer)) for place, answer in answers)
-    return [f"{place}: {problem}" for place, problem in found if problem]
-
-
 def main() -> int:
     given = asked()
     config = Config.model_validate(given["config"])
     search_start_directory_last()
     trial = asyncio.run(try_rewards(config, given["row"], given.get("completion") or MADE_UP))
-    trial = replace(trial, doubtful=doubtful(config, given.get("answers") or ()))
     print("\n" + json.dumps(asdict(trial)), flush=True)
     return 0
 

@@ -183,21 +183,17 @@ def check_reward(
     rows = open_training_rows(settings.data)[0]
     if not 0 <= row < len(rows):
         raise BadInput(f"--row {row}: the data has the rows 0 to {len(rows) - 1}")
-    values = rows[row]
-    field = settings.data.answer_field
     tried = try_import(
         "rollout_worker.check_rewards",
         "reward",
         config=settings.model_dump(mode="json"),
-        row=values,
+        row=rows[row],
         completion=completion,
-        answers=[("this row", values.get(field))] if field in values else [],
     )
     if tried.problem:
         raise BadInput(tried.problem)
     trial: dict[str, Any] = json.loads(tried.lines[-1])
     lines = [*tried.lines[:-1], *(f"{v:>10g}  {name}" for name, v in trial["values"].items())]
-    lines += [f"note: {doubt}" for doubt in trial["doubtful"]]
     lines += [trial["trace"].rstrip()] if trial["trace"] else []
     last = f"no reward: {trial['problem']}"
     lines.append(last if trial["problem"] else f"{trial['reward']:>10g}  the reward, weighted")

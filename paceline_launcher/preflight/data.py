@@ -1,17 +1,14 @@
 """Checks of the data sets that a run reads: files, or names of the hub."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from paceline.config.schema import Config, length_in_words, run_steps
 from paceline.dataset.rows import DataError, Row, RowSource
 from paceline.dataset.training_rows import load_rows_of, open_source, open_training_rows
 from paceline.errors import BadInput, plural
 from paceline_launcher.preflight.findings import CORRECT, Finding, Findings, Start, fail, ok
-
-ANSWERS = 64  # Rows of a source whose answers are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +20,6 @@ class FoundData:
     @property
     def first_row(self) -> Row | None:
         return self.training[0][0] if self.training else None
-
-    def answers(self, field: str | None) -> Iterator[tuple[str, Any]]:
-        """Answers of a few rows of each source, each with its place."""
-        for rows in self.training if field else ():
-            last = len(rows) - 1
-            for index in sorted({n * last // (ANSWERS - 1) for n in range(ANSWERS)}):
-                answer = rows[index].get(str(field))
-                if isinstance(answer, str | int | float):
-                    yield f"{rows.where}: row {index}", answer
 
 
 def open_data(config: Config) -> FoundData:

@@ -50,10 +50,6 @@ def try_import(check: str, name: str, **given: Any) -> Tried:
 
 REWARD = "Name a reward that is built in, or package.module:function (docs/rewards.md)"
 TRY = "Mend the function: paceline check-reward CONFIG calls it on any row and completion"
-GOLDS = (
-    "Write the answers as mathematics alone, or use exact_match (docs/rewards.md): "
-    "paceline check-reward CONFIG --row N --completion TEXT tries one"
-)
 
 
 def rewards(start: Start) -> Findings:
@@ -70,7 +66,6 @@ def rewards(start: Start) -> Findings:
         "reward",
         config=config.model_dump(mode="json"),
         row=start.data.first_row,
-        answers=list(start.data.answers(config.data.answer_field)),
     )
     if tried.problem:
         named = [f"{setting}: " for name, setting in settings.items() if name in tried.problem]
@@ -83,9 +78,6 @@ def rewards(start: Start) -> Findings:
         if trial["trace"]:
             found += "\n    " + trial["trace"].rstrip().replace("\n", "\n    ") + "\n"
         yield fail(found, TRY) if trial["wrong"] else warn(found, TRY)
-    if doubtful := trial["doubtful"]:
-        more = f"; and {len(doubtful) - 3} more" if len(doubtful) > 3 else ""
-        yield warn("; ".join(doubtful[:3]) + more, GOLDS)
 
 
 def engine(config: Config) -> Findings:

@@ -68,8 +68,6 @@ _SENTENCE = re.compile(r"####|(?<![\\A-Za-z])[A-Za-z]{2,}[,:;]?\s+(?:[A-Za-z]{2,
 _DIGITS = re.compile(r"\d")
 _GROUPED = re.compile(r"\d{1,3}(?:(?:\\[!,;:> ]|[~\s])+\d{3})+")  # 1 000 or 1\,000
 _SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,2}")
-_LETTERS = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
-"""A word, as a unit, which mathematics takes for a product of letters."""
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}")
 
 
@@ -88,27 +86,6 @@ def math_verify(prompt: str, completion: str, answer: Any) -> float:
     library, golds = _prepared_library(), [_parsed_gold(one) for one in _texts_of(answer)]
     found = library.parse(completion, parsing_timeout=_limit())
     return float(any(library.verify(gold, found, timeout_seconds=_limit()) for gold in golds))
-
-
-def doubtful_gold(answer: Any) -> str:
-    """The reason why a right answer may not equal ``answer``, as the rewards of mathematics read
-    it; empty if there is none."""
-    return next(filter(None, map(_doubt, _texts_of(answer))), "")
-
-
-def _doubt(text: str) -> str:
-    gold = _parsed_gold(text)
-    if len(gold) < 2:
-        return f"the answer {text!r:.80} is not read as mathematics: only the same text equals it"
-    read = str(gold[-1])
-    inner = _inner(text)
-    digits = _DIGITS.findall(inner)
-    as_product = digits and _LETTERS.search(_WORDS.sub(" ", inner))
-    if not _has_words(inner) and (as_product or _DIGITS.findall(read) != digits):
-        return f"the answer {text!r:.80} is read as {read!r:.80}"
-    if not _prepared_library().verify(gold, gold, timeout_seconds=_limit()):
-        return f"the answer {text!r:.80} is read as {read!r:.80}, which does not equal itself"
-    return ""
 
 
 def boxed_reward(*, intervals: bool) -> Callable[..., float]:

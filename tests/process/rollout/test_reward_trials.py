@@ -14,7 +14,7 @@ from paceline.config.load import load_config
 from paceline_launcher.cli import app
 from paceline_launcher.preflight.findings import Finding
 from rollout_worker.environments.base import EnvironmentTask, Sample
-from rollout_worker.rewards.builtin import doubtful_gold, math_boxed, math_verify
+from rollout_worker.rewards.builtin import math_boxed, math_verify
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import staged
 from tests.fixtures.preflight import findings_of
@@ -115,13 +115,6 @@ def test_an_environment_is_tried_with_an_engine_that_says_one_thing(
     assert trial_of(run("exact_match", more=played.format("asks"))) == []
 
 
-def test_answers_that_are_not_read_as_they_stand_are_named_with_their_row(run: Any) -> None:
-    (finding,) = trial_of(run("math_verify", row={"prompt": "x", "answer": r"0.\overline{3}"}))
-    assert finding.state == "warn" and "rows.jsonl: row 0: " in finding.found
-    assert "is not read as mathematics" in finding.found
-    assert trial_of(run("math_verify", row={"prompt": "x", "answer": r"2\sqrt{3}"})) == []
-
-
 def test_one_row_and_one_completion_can_be_tried(run: Any, tmp_path: Path) -> None:
     call = CliRunner().invoke
     path = str(run("fine", "broken", row={"prompt": "2+2", "answer": "4", "hints": 3}))
@@ -177,7 +170,6 @@ def test_a_right_answer_equals_a_gold_however_it_is_written(gold: str) -> None:
     for reward in (math_verify, math_boxed):
         assert reward(prompt="", completion=right, answer=gold) == 1
         assert reward(prompt="", completion=wrong, answer=gold) == 0
-    assert doubtful_gold(gold) == ""
 
 
 @pytest.mark.parametrize(
@@ -208,8 +200,3 @@ def test_numbers_and_lists_of_golds_are_read_as_people_read_them(gold: Any, answ
     for reward in (math_verify, math_boxed):
         assert reward(prompt="", completion=rf"\boxed{{{answer}}}", answer=gold) == 1
         assert reward(prompt="", completion=r"\boxed{271828}", answer=gold) == 0
-    assert doubtful_gold(gold) == ""
-
-
-def test_a_unit_that_would_be_a_product_of_letters_is_doubted() -> None:
-    assert "'12 dollars' is read as" in doubtful_gold("12 dollars")
