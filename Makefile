@@ -71,7 +71,7 @@ $(VENV)/.stamp-vllm: $(VENV)/.stamp-run pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(VENV)/.stamp-run $(if $(filter vllm,$(ENGINE)),$(VENV)/.stamp-vllm)
-	$(BIN)/python -m examples.digit_sort.demo --set rollout.engine=$(ENGINE)
+	$(BIN)/paceline demo --set rollout.engine=$(ENGINE)
 
 rlhf: $(VENV)/.stamp-run
 	$(BIN)/python -m examples.rlhf $(ARGS)

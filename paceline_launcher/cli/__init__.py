@@ -19,6 +19,7 @@ from paceline_launcher.cli import (
     admin,
     cluster,
     config,
+    demo,
     doctor,
     eval_command,
     events,
@@ -38,7 +39,7 @@ app = typer.Typer(
     help="Asynchronous, fault-tolerant reinforcement learning for language models.\n\n"
     "A run is one file: `paceline up` runs all of it on this machine; `paceline node`, started on "
     "each of several machines, runs it on all of them.\n\n"
-    "Example: paceline up examples/digit_sort/digit_sort.toml",
+    "Example: paceline demo",
     epilog="Exit status: 0 done, 1 failed or refused, 2 bad input, 3 no controller answers, "
     "130 interrupted.",
     no_args_is_help=True,
@@ -79,7 +80,7 @@ def _group(name: str, text: str, example: str, *commands: Callable[..., None]) -
 
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start a run": (
-        *(up.up, node.node, config.init),
+        *(demo.demo, up.up, node.node, config.init),
         _group("config", "Check settings.", "config check run.toml", config.check),
         _group(
             *("import", "Bring a configuration of another framework.", "import cosmos-rl a.toml"),

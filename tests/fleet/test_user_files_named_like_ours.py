@@ -1,23 +1,15 @@
 """Files of a user that are named like Paceline's packages never run in their place."""
 
-import shutil
-import subprocess
-import sys
-import sysconfig
-import venv
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from testbed.fleets.local_run import ROOT, Up, write_run
-from testbed.patience import patient
+from testbed.fleets.local_run import Up, write_run
+from tests.fixtures.wheel import PACKAGES, python_with_our_wheel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-ROLES = ("controller", "policy_worker", "rollout_worker", "scorer_worker")
-PACKAGES = ("paceline", "paceline_launcher", *ROLES)
 REWARD = """
 import pathlib, sys
 def digits(completion):
@@ -46,32 +38,8 @@ class Mine(TransformersEngine):
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Interpreter of an environment in which Paceline is installed from its wheel."""
-    where = tmp_path_factory.mktemp("wheel")
-    tree = where / "tree"
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, tree / package)
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, tree)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([*build, "-w", str(where), str(tree)], check=True, timeout=patient(300))
-    venv.create(where / "venv", with_pip=False, symlinks=True)
-    site = next((where / "venv" / "lib").glob("python*/site-packages"))
-    (wheel,) = where.glob("paceline-*.whl")
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(site)
-    static = {path.name for path in (ROOT / "controller/rest/static").iterdir()}
-    assert {path.name for path in (site / "controller/rest/static").iterdir()} == static
-    # Everything that Paceline needs, but not the source tree that is installed beside it: a path
-    # that a .pth file names is searched, and .pth files in it are not read.
-    (site / "base.pth").write_text("\n".join(_package_directories()))
-    return str(where / "venv" / "bin" / "python")
-
-
-def _package_directories() -> list[str]:
-    here = sysconfig.get_path("purelib")
-    return [path for path in sys.path if path.endswith("site-packages") or path == here]
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return python_with_our_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
@@ -93,7 +61,7 @@ def start_directory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.long
 def test_a_whole_run_uses_our_roles_and_the_users_reward_objective_and_engine(
-    python: str, start_directory: Path
+    python: Path, start_directory: Path
 ) -> None:
     config = write_run(
         start_directory,
@@ -112,7 +80,7 @@ def test_a_whole_run_uses_our_roles_and_the_users_reward_objective_and_engine(
         fleet={"controllers": 1, "policy": 1, "policy_ranks": 2, "rollout": 1},
     )
     # As the console script starts it: without the start directory on the path.
-    up = Up(config, start_directory / "run", python=(python, "-P"), cwd=start_directory)
+    up = Up(config, start_directory / "run", python=(str(python), "-P"), cwd=start_directory)
     try:
         assert up.wait() == 0, up.said()
     finally:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline_launcher.cli.demo import CARRIED, FILES
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -18,7 +20,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).symlink_to(ROOT / name)
     build = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
@@ -50,3 +52,10 @@ def test_a_wheel_has_every_file_that_its_packages_read(files: set[str]) -> None:
     assert not missing
     assert "paceline_launcher/render/templates/slurm/nodes.sh" in files
     assert "controller/rest/static/index.html" in files and "paceline/py.typed" in files
+
+
+def test_a_wheel_has_what_the_demo_copies_and_no_tool_that_made_it(files: set[str]) -> None:
+    carried = {path for pattern in FILES for path in CARRIED.glob(pattern)}
+    assert len(carried) == 11
+    in_wheel = {name for name in files if name.startswith("paceline_launcher/digit_sort/")}
+    assert in_wheel == {path.relative_to(ROOT).as_posix() for path in carried}
