@@ -2,14 +2,14 @@
 
     python -m benchmarks.gpu_check [--out FILE] [--without-fleet]
 
-First it says what this machine lacks. Then: log-probs and gradients against the CPU; a NCCL
-communicator of one rank; generation and weight swaps of the engines; the trainer on Qwen3 shapes of
-0.6B to 4B, with rows of 8k to 32k tokens whose lengths change, each setting alone, and its peak
-memory against the plan; adapters (LoRA) on 4B and 8B; publishing and checkpoints beside training;
-turns of a trainer and an engine at one device; and a short run in which a rollout worker and a
-policy replica are killed. Parts that need missing packages are left out, and a part that fails
-stops no other. Without a GPU everything runs on the CPU with a toy model. Exit status 1 if a part
-fails.
+First it says what this machine lacks. Then: log-probs and gradients against the CPU; packed rows
+of each architecture; a NCCL communicator of one rank; generation and weight swaps of the engines;
+the trainer on Qwen3 shapes of 0.6B to 4B, with rows of 8k to 32k tokens whose lengths change, each
+setting alone, and its peak memory against the plan; adapters (LoRA) on 4B and 8B; publishing and
+checkpoints beside training; turns of a trainer and an engine at one device; and a short run in
+which a rollout worker and a policy replica are killed. Parts that need missing packages are left
+out, and a part that fails stops no other. Without a GPU everything runs on the CPU with a toy
+model. Exit status 1 if a part fails.
 """
 
 import argparse
@@ -29,7 +29,7 @@ try:
     from benchmarks.gpu_check.beside import beside_training
     from benchmarks.gpu_check.fleet import fleet, missing
     from benchmarks.gpu_check.models import QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, QWEN3_8B, TOY
-    from benchmarks.gpu_check.parity import parity
+    from benchmarks.gpu_check.parity import architectures, parity
     from benchmarks.gpu_check.serving import communicator, engines
     from benchmarks.gpu_check.trainer_speed import (
         OPTIONS,
@@ -80,6 +80,7 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
     small, lengths = next(iter(sizes.items()))
     parts: dict[str, Callable[[], Rows]] = {
         "parity": lambda: parity(device),
+        "architectures": lambda: architectures(device),
         "communicator": lambda: communicator(device),
         "engines": lambda: engines(device, small, 256 if gpus else 24),
     }

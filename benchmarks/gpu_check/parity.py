@@ -1,6 +1,8 @@
-"""Parity of devices and types: log-probs and gradients of one row, against float32 on the CPU."""
+"""Parity of devices and types: log-probs and gradients of one row, against float32 on the CPU; and
+of each architecture's packed rows with its sequences alone, on the device."""
 
 import itertools
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,11 @@ from benchmarks.gpu_check.models import (
     trained_tokens,
 )
 from paceline.ids import Step, Version
+from policy_worker.model import policy_model
 from policy_worker.objectives.batch import StepTotals
 from policy_worker.rows.group_reading import decode
+from policy_worker.rows.probe import Unfit, probe
+from testbed.architectures import ARCHITECTURES, tiny_architecture
 
 ROW_TOKENS = 512
 BOUNDS = {"float32": (1e-4, 1e-4), "bfloat16": (5e-2, 5e-2)}
@@ -65,3 +70,20 @@ def measured(device: torch.device, dtype: str, attention: str = "sdpa") -> tuple
         [p.grad.reshape(-1).float().cpu() for p in gradients.parameters if p.grad is not None]
     )
     return logprobs, flat
+
+
+def architectures(device: torch.device) -> list[dict[str, Any]]:
+    """What a replica says of each before it trains: layers with a state compute with whatever
+    kernels transformers finds on this machine."""
+    config = run_config("float32", ROW_TOKENS, attention="sdpa").model
+    rows = []
+    for family in ARCHITECTURES:
+        row: dict[str, Any] = {"architecture": family, "ok": True}
+        try:
+            with tempfile.TemporaryDirectory(prefix="paceline-gpu-check-") as name:
+                tiny_architecture(family).save_pretrained(name)
+                probe(policy_model.load_model(name, config, device), "lm", device)
+        except Unfit as error:
+            row |= {"ok": False, "refused": str(error)}
+        rows.append(row)
+    return rows

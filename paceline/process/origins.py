@@ -5,7 +5,7 @@ import hashlib
 import importlib.util
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -17,7 +17,11 @@ _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
 
 @cache
 def release() -> str:
-    return version("paceline")
+    """That which is installed; empty in a checkout that is not, which nobody compares."""
+    try:
+        return version("paceline")
+    except PackageNotFoundError:
+        return ""
 
 
 def origins_of(config: Config, role: str, scorer: str = "") -> dict[str, str]:

@@ -33,7 +33,8 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no GPU: a toy model on the CPU" in done.stdout
     found = json.loads(out.read_text())
-    assert [row["type"] for row in found["parity"]] == ["float32", "bfloat16"] * 3
+    assert [row["type"] for row in found["parity"]] == ["float32", "bfloat16"] * 2
+    assert len(found["architectures"]) > 15
     speeds = [row for part in found if part.startswith("trainer, ") for row in found[part]]
     assert len(speeds) > 2
     assert all(row["tokens/s"] > 0 for row in speeds)

@@ -1,6 +1,7 @@
 """Code and models of the user's that a worker tells of when it registers."""
 
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.config.sections.inputs import LoraConfig
+from paceline.process import origins
 from paceline.process.origins import origins_of
 from tests.fixtures.configs import config_of
 
@@ -68,3 +70,13 @@ def test_a_frozen_model_has_another_digest_if_its_weights_or_its_config_differ(
     seen.add(origins_of(run, role, scorer)[setting])
     assert len(seen) == 4
     assert origins_of(config(tmp_path / "of-the-hub"), "policy") == {}
+
+
+def test_a_checkout_that_is_not_installed_has_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU machine may have torch and this repository, and no environment for it."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(origins, "version", missing)
+    assert origins.release.__wrapped__() == ""
