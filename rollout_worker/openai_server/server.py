@@ -8,6 +8,7 @@ Import it only if rollout.openai is set: the web framework is slow to import.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -82,6 +83,7 @@ class ChatServer:
         self._model = config.model.path
         self._served: dict[str, Conversation] = {}
         self._home = home
+        self._own = ""
         self._ca: str | None = None
         self._trust: str | None = None
         about = {"object": "model", "created": int(time.time()), "owned_by": "paceline"}
@@ -127,7 +129,7 @@ class ChatServer:
         home = private_directory(self._home or Path(tempfile.mkdtemp(prefix="paceline-endpoint-")))
         self._home = home
         pair = certificate_of(1 + secrets.randbits(255), host)
-        own = pair.certificate.decode()
+        own = self._own = pair.certificate.decode()
         others = Path(ssl.get_default_verify_paths().cafile or certifi.where())
         for name, text in (("ca.pem", own), ("trust.pem", f"{own}\n{others.read_text()}")):
             write_private(home / name, text)
@@ -146,7 +148,9 @@ class ChatServer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._ca is not None and self._home is not None:
-            shutil.rmtree(self._home, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if Path(self._ca).read_text() == self._own:  # not those of its successor
+                    shutil.rmtree(self._home)
 
     def endpoint(self) -> Endpoint:
         """For one sample, with its own key. ``admit`` starts serving it."""

@@ -101,7 +101,9 @@ class GroupProducer:
         completions = failed.job.each["completion"] if failed.job else []
         if failed.number is not None and failed.number < len(completions):
             completion = f"{completions[failed.number]!r:.200}"
-            detail += f", on completion {failed.number} of row {lease.index}: {completion}"
+            held_out = f" of {lease.eval_set or 'data.eval_path'}" * is_evaluation(lease)
+            detail += f", on completion {failed.number} of row {lease.index}{held_out}: "
+            detail += completion
         return detail
 
     async def _scored_group(self, held: HeldTask) -> rollout_pb2.Group:

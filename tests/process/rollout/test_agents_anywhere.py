@@ -132,5 +132,19 @@ async def test_on_all_addresses_it_is_verified_by_the_one_that_others_reach(
     assert not is_there(at.ca_file), "it goes with the endpoint"
 
 
+async def test_the_certificate_of_a_successor_stays(model: Path, tmp_path: Path) -> None:
+    """A worker that was given up may end after the one that took its place has begun."""
+    home = tmp_path / "endpoint"
+    settings = {**SETTINGS, "openai_host": "0.0.0.0"}
+    async with staged(model, echo, count_up, host="127.0.0.2", home=home, **settings):
+        (home / "ca.pem").write_text("its successor's")
+    assert (home / "ca.pem").read_text() == "its successor's"
+
+
+async def echo(task: EnvironmentTask, sample: Sample) -> float:
+    await sample(task.prompt)
+    return 1.0
+
+
 def is_there(path: str) -> bool:
     return Path(path).exists()
