@@ -147,10 +147,13 @@ class ChatServer:
             await asyncio.wait({self._task}, timeout=_STOP_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._ca is not None and self._home is not None:
-            with contextlib.suppress(OSError):
-                if Path(self._ca).read_text() == self._own:  # not those of its successor
-                    shutil.rmtree(self._home)
+        if self._ca is not None:
+            self._remove(Path(self._ca))
+
+    def _remove(self, ca: Path) -> None:
+        with contextlib.suppress(OSError):
+            if ca.read_text() == self._own:  # not its successor's
+                shutil.rmtree(ca.parent)
 
     def endpoint(self) -> Endpoint:
         """For one sample, with its own key. ``admit`` starts serving it."""
