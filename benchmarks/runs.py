@@ -281,7 +281,9 @@ def exact_match(model_dir: Path) -> float:
     return sum(right_answers(model_dir, rows)) / len(rows)
 
 
-def right_answers(model_dir: Path, rows: Sequence[Mapping[str, str]]) -> list[bool]:
+def right_answers(
+    model_dir: Path, rows: Sequence[Mapping[str, str]], max_tokens: int = 24
+) -> list[bool]:
     """Exactness of the model's greedy answer to each row, through transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -293,7 +295,7 @@ def right_answers(model_dir: Path, rows: Sequence[Mapping[str, str]]) -> list[bo
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     prompts = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
     with torch.no_grad():
-        output = model.generate(**prompts, max_new_tokens=24, do_sample=False)
+        output = model.generate(**prompts, max_new_tokens=max_tokens, do_sample=False)
     start = prompts["input_ids"].shape[1]
     return [
         tokenizer.eos_token_id in tokens

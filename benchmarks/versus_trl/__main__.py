@@ -1,20 +1,24 @@
-"""Paceline against TRL's GRPOTrainer: the demo's task, model and batch, each on the whole machine.
+"""Paceline against TRL: the same task, model and batch, each system on the whole machine.
 
     pip install -c constraints.txt -e '.[bench]'
-    python -m benchmarks.versus_trl                       both sizes, 100 steps
-    python -m benchmarks.versus_trl --sizes 0.1M --steps 60 --repeats 3
+    python -m benchmarks.versus_trl                       both sizes, the demo's task, 100 steps
+    python -m benchmarks.versus_trl --sizes 0.8M --workload long-tailed --steps 50
+    python -m benchmarks.versus_trl --systems "Paceline" "TRL, 1 threads" --repeats 3
 
-Both start from the same warm-started weights and take the same number of optimizer steps of 32
-prompts x 8 completions of at most 24 tokens, float32, AdamW, the same constant learning rate, no
-KL. TRL runs in one process, at 1 and at 2 threads; the better counts. Paceline runs ``paceline up``
-with one controller, one policy replica, one rollout worker and Redis, with a durable journal and
-checkpoints. Both clocks run from the end of the last warm-up step to the end of the last step, so
-neither pays for imports and start-up. Held-out reward is measured afterwards, greedy, by one piece
-of code.
+All start from the same warm-started weights and take the same number of optimizer steps of 32
+prompts x 8 completions, float32, AdamW, the same constant learning rate, no KL. TRL's synchronous
+GRPOTrainer runs in one process, with the generation of transformers and with vLLM in the process,
+each at 1 and at 2 threads, of which the better counts. Its AsyncGRPOTrainer runs beside a vLLM
+server, a thread each, with stand-ins for what needs a GPU in it (``async_trainer.py`` names them).
+Paceline runs ``paceline up`` with one controller, one policy replica, one rollout worker and Redis,
+with a durable journal and checkpoints. Clocks run from the end of the last warm-up step to the end
+of the last step, so none pays for imports and start-up. Held-out reward is measured afterwards,
+greedy, by one piece of code.
 
-Paceline runs twice: with its defaults, and with ``train.loss.skip_zero_advantage = false``. By
-default it skips samples whose gradient is exactly zero (groups of equal rewards, no KL); TRL
-computes them. The two rows show this part of the ratio.
+Paceline's default skips samples whose gradient is exactly zero (groups of equal rewards, no KL);
+TRL computes them. "every sample computed" sets ``train.loss.skip_zero_advantage = false``.
+
+The result file keeps the parts of other sizes and workloads; a part is measured again whole.
 """
 
 import argparse
@@ -22,92 +26,156 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import runs
+from benchmarks.versus_trl.workloads import WORKLOADS, Workload
 
 TARGETS = {"0.1M": 1.7, "0.8M": 1.5}
 # At 0.8M, 3e-4 collapses the policy, in both systems alike.
 LEARNING_RATES = {"0.1M": 3e-4, "0.8M": 1e-4}
-GROUPS, GROUP_SIZE, MAX_TOKENS = 32, 8, 24
-TRL_THREADS = (1, 2)
+GROUPS, GROUP_SIZE = 32, 8
 WARM_UP = 10
 """Steps before the clocks start."""
+ALL_SAMPLES = {"train.loss.skip_zero_advantage": False}
+VLLM = {"rollout.engine": "vllm", "rollout.vllm": {"dtype": "float32"}}
 PACELINE: dict[str, dict[str, Any]] = {
     "Paceline": {},
-    "Paceline, every sample computed": {"train.loss.skip_zero_advantage": False},
+    "Paceline, every sample computed": ALL_SAMPLES,
+    "Paceline on vLLM": VLLM,
+    "Paceline on vLLM, every sample computed": {**VLLM, **ALL_SAMPLES},
 }
+TRL: dict[str, tuple[str, ...]] = {
+    "TRL, 1 threads": ("trl_trainer", "--threads", "1"),
+    "TRL, 2 threads": ("trl_trainer", "--threads", "2"),
+    "TRL with vLLM, 1 threads": ("trl_trainer", "--threads", "1", "--engine", "vllm"),
+    "TRL with vLLM, 2 threads": ("trl_trainer", "--threads", "2", "--engine", "vllm"),
+    "TRL, asynchronous": ("async_trainer", "--threads", "1"),
+}
+PEERS = ("TRL, ", "TRL with vLLM, ", "TRL, asynchronous")
+"""Beginnings of the names of a peer's rows; the first excludes the last."""
+System = Callable[[Workload, str, int, argparse.Namespace], dict[str, Any]]
 
 
 def main() -> None:
     parser = runs.options("versus_trl", __doc__, "peer")
+    systems = [*TRL, *PACELINE]
     parser.add_argument("--sizes", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="demo")
+    parser.add_argument("--systems", nargs="+", choices=systems, default=systems)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=1, help="medians over so many runs of each")
     args = parser.parse_args()
-    result: dict[str, Any] = {"machine": runs.machine(), "steps": args.steps, "sizes": {}}
+    result = json.loads(args.out.read_text()) if args.out.is_file() else {}
+    result |= {"machine": runs.machine(), "steps": args.steps}
+    part = "sizes" if args.workload == "demo" else args.workload.replace("-", "_")
     for size in args.sizes:
-        result["sizes"][size] = compare(size, args)
+        result.setdefault(part, {})[size] = compare(size, args)
         runs.write(args.out, result)
 
 
 def compare(size: str, args: argparse.Namespace) -> dict[str, Any]:
-    model = runs.model_of(size)
-    ways = {f"TRL, {n} threads": partial(trl, model, size, n) for n in TRL_THREADS}
-    ways |= {name: partial(paceline, model, size, more) for name, more in PACELINE.items()}
+    workload = WORKLOADS[args.workload](size)
+    known: dict[str, System] = {name: partial(trl, name, words) for name, words in TRL.items()}
+    known |= {name: partial(paceline, name, more) for name, more in PACELINE.items()}
+    ways = {name: run for name, run in known.items() if name in args.systems}
     made: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+    stopped: dict[str, str] = {}
     # In turns, so that a slow minute of the machine does not fall on one side only.
     for seed in range(args.repeats):
         for name, run in ways.items():
-            made[name].append(run(seed, args))
+            try:
+                made[name].append(run(workload, size, seed, args))
+            except RuntimeError as error:
+                stopped[name] = str(error)
+                print(f"{size} {name}: {error}", flush=True)
+                continue
             print(f"{size} {name}: {made[name][-1]['samples_per_s']:.0f} samples/s", flush=True)
+    made = {name: rows for name, rows in made.items() if rows}
     pace = {
         name: statistics.median(row["samples_per_s"] for row in rows) for name, rows in made.items()
     }
-    best = max(rate for name, rate in pace.items() if name not in PACELINE)
+    best = fastest(pace)
+    ratios = {
+        name: {peer: rate / pace[other] for peer, other in best.items()}
+        for name, rate in pace.items()
+        if name in PACELINE
+    }
     return {
-        "held_out_before": runs.exact_match(model),
+        "machine": runs.machine(),
+        "steps": args.steps,
+        "held_out_before": workload.accuracy(workload.model),
         "runs": made,
         "samples_per_s": pace,
-        "ratios": {name: pace[name] / best for name in PACELINE},
+        # To the synchronous trainer with the generation of transformers, as ever.
+        "ratios": {name: found[PEERS[0]] for name, found in ratios.items() if PEERS[0] in found},
+        "against": ratios,
+        "best": best,
+        "stopped": stopped,
         "target": TARGETS[size],
     }
 
 
+def fastest(pace: Mapping[str, float]) -> dict[str, str]:
+    """The faster row of each peer, by the beginning of its name."""
+    found: dict[str, str] = {}
+    for name in TRL:
+        if name in pace:
+            peer = max((one for one in PEERS if name.startswith(one)), key=len)
+            found[peer] = max((found.get(peer, name), name), key=lambda row: pace[row])
+    return found
+
+
 def trl(
-    model: Path, size: str, threads: int, seed: int, args: argparse.Namespace
+    name: str,
+    words: tuple[str, ...],
+    workload: Workload,
+    size: str,
+    seed: int,
+    args: argparse.Namespace,
 ) -> dict[str, Any]:
-    out = runs.SCRATCH / f"trl-{size}"
+    out = runs.SCRATCH / f"trl-{args.workload}-{size}"
     options: dict[str, Any] = {
-        "--model": model,
+        "--model": workload.model,
+        "--data": workload.train,
         "--out": out,
-        "--threads": threads,
         "--seed": seed,
         "--steps": args.steps,
         "--warm-up": WARM_UP,
         "--lr": LEARNING_RATES[size],
         "--groups": GROUPS,
         "--group-size": GROUP_SIZE,
-        "--max-tokens": MAX_TOKENS,
+        "--max-tokens": workload.max_tokens,
     }
-    command = [sys.executable, "-m", "benchmarks.versus_trl.trl_trainer"]
+    module, *fixed = words
+    command = [sys.executable, "-m", f"benchmarks.versus_trl.{module}", *fixed]
     command += [str(word) for option in options.items() for word in option]
-    done = subprocess.run(command, cwd=runs.REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=runs.REPOSITORY, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name}: exit status {done.returncode}\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     found["cpu_s_per_step"] = found["cpu_s"] / (args.steps - WARM_UP)
-    found["held_out"] = runs.exact_match(out)
+    found["held_out"] = workload.accuracy(out)
     return found
 
 
 def paceline(
-    model: Path, size: str, more: dict[str, Any], seed: int, args: argparse.Namespace
+    name: str,
+    more: dict[str, Any],
+    workload: Workload,
+    size: str,
+    seed: int,
+    args: argparse.Namespace,
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "run.seed": seed,
-        "model.path": str(model),
+        "model.path": str(workload.model),
+        "data.path": str(workload.train),
         "data.eval_path": "none",
+        "data.max_prompt_tokens": workload.max_tokens,
         "train.steps": args.steps,
         "train.groups_per_step": GROUPS,
         "train.optimizer.lr": LEARNING_RATES[size],
@@ -116,18 +184,19 @@ def paceline(
         "train.max_staleness": 2,
         "train.checkpoint_every": max(50, args.steps),
         "rollout.group_size": GROUP_SIZE,
-        "rollout.max_tokens": MAX_TOKENS,
+        "rollout.max_tokens": workload.max_tokens,
         "rollout.max_sequences": GROUPS * GROUP_SIZE,
         **more,
     }
-    fleet = runs.run_fleet(f"peer-{size}{len(more)}", settings, warm_up=WARM_UP)
+    label = f"peer-{args.workload}-{size}-{list(PACELINE).index(name)}"
+    fleet = runs.run_fleet(label, settings, warm_up=WARM_UP)
     return {
         "samples_per_s": fleet.samples_per_s,
         "cpu_s_per_step": sum(fleet.cpu_s_per_step.values()),
         "cpu_s_per_step_by_role": dict(fleet.cpu_s_per_step),
         "reward_first5": statistics.fmean(fleet.rewards[:5]),
         "reward_last5": statistics.fmean(fleet.rewards[-5:]),
-        "held_out": runs.exact_match(Path(fleet.summary["export"])),
+        "held_out": workload.accuracy(Path(fleet.summary["export"])),
         "step_s": fleet.step_s,
         "means": dict(fleet.means),
         "samples_lost": fleet.summary["samples_lost"],

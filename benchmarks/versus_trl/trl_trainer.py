@@ -16,6 +16,46 @@ from typing import Any
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "digit_sort"
 
+VLLM: dict[str, Any] = {
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_gpu_memory_utilization": 0.05,
+    "vllm_max_model_length": 128,
+}
+"""Settings of the trainer for vLLM within its own process, as TRL has it."""
+
+
+def prepare_vllm() -> None:
+    """What TRL 1.16.0 needs to run with vLLM on a CPU at all.
+
+    No process of vLLM's own, into which TRL could not reach to load weights; layers that compute
+    with their parameters, since those that CPU kernels have packed cannot be loaded again
+    (``'Parameter' object has no attribute 'weight_loader'``); threads that stay unbound; and
+    float32, for which TRL has no setting. Compilation and split prompts are off as in Paceline's
+    engine: the one takes longer than it saves here, the other fails on CPUs."""
+    from paceline.cuda_extensions import hide_cuda_extensions
+
+    hide_cuda_extensions()
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    import functools
+
+    import vllm
+    from trl.generation import vllm_generation
+    from vllm import _custom_ops
+    from vllm.model_executor.layers import utils
+
+    _custom_ops._supports_onednn = False
+    utils.check_cpu_sgl_kernel = lambda *_: False
+    vllm_generation.LLM = functools.partial(
+        vllm.LLM, dtype="float32", enforce_eager=True, enable_chunked_prefill=False
+    )
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -24,10 +64,14 @@ def main() -> None:
     for name in ("threads", "steps", "warm-up", "groups", "group-size", "max-tokens", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--data", type=Path, default=DEMO / "train.jsonl")
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     args = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(args.threads)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if args.engine == "vllm":
+        prepare_vllm()
 
     import datasets
     import torch
@@ -87,12 +131,13 @@ def main() -> None:
             disable_tqdm=True,
             dataloader_pin_memory=False,
             seed=args.seed,
+            **(VLLM if args.engine == "vllm" else {}),
         )
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=recorded,
             args=config,
-            train_dataset=datasets.Dataset.from_json(str(DEMO / "train.jsonl")),
+            train_dataset=datasets.Dataset.from_json(str(args.data)),
             processing_class=tokenizer,
             callbacks=[clock],
         )
