@@ -29,8 +29,10 @@ TEMPLATES = ROOT / "benchmarks" / "tables"
 MARKED = re.compile(r"(<!-- (\w+) table: begin -->\n).*?(<!-- \2 table: end -->)", re.DOTALL)
 
 
-def results(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+def results(name: str, without: Any = None) -> Any:
+    """The result file ``name``; ``without``, if it is given and there is no such file."""
+    path = RESULTS / f"{name}.json"
+    return without if without is not None and not path.exists() else json.loads(path.read_text())
 
 
 def environment() -> jinja2.Environment:
@@ -52,11 +54,27 @@ def environment() -> jinja2.Environment:
         "gain": lambda modes: modes["4"]["samples_per_s"] / modes["0"]["samples_per_s"],
         "attribution_rows": verdict.rows,
         "scaling": report,
+        "ppo_gains": ppo_gains,
         "arms": lambda name: MEASUREMENTS[name]["arms"],
         "cosmos_rl": tomllib.loads((ROOT / "paceline_launcher/cli/cosmos_rl.toml").read_text()),
         "faults": tomllib.loads((ROOT / "benchmarks" / "recovery" / "faults.toml").read_text()),
     }
     return made
+
+
+def ppo_gains(measured: dict[str, Any]) -> list[tuple[str, float]]:
+    """By size, how many times as many samples/s Paceline has as the faster process in turn."""
+    paces: dict[str, dict[str, list[float]]] = {}
+    for row in measured["runs"]:
+        system = paces.setdefault(row["size"], {}).setdefault(row["system"], [])
+        system.append(row["samples_per_s"])
+    found = []
+    for size, pace in paces.items():
+        rates = {name: statistics.median(rows) for name, rows in pace.items()}
+        in_turn = [rate for name, rate in rates.items() if name.startswith("in turn")]
+        if in_turn and "Paceline" in rates:
+            found.append((size, rates["Paceline"] / max(in_turn)))
+    return found
 
 
 def bullets(text: str) -> str:
@@ -73,7 +91,7 @@ def current(text: str, templates: jinja2.Environment) -> str:
         name = mark[2]
         if not (TEMPLATES / f"{name}.j2").exists():
             return mark[0]
-        data = results(name) if (RESULTS / f"{name}.json").exists() else {}
+        data = results(name, {})
         made = templates.get_template(f"{name}.j2").render(data=data)
         return mark[1] + made.strip() + "\n" + mark[3]
 

@@ -77,3 +77,40 @@ def test_benchmarks_of_whole_fleets_have_their_cases_and_measure_alike(tmp_path:
     """The fleets themselves run for minutes: here a baseline is measured, and results are counted
     again."""
     run("-c", SCALING + ATTRIBUTION, str(tmp_path))
+
+
+IN_TURN = """
+import torch
+from benchmarks.n_plus_n.in_turn import GAE_LAMBDA, gae
+from policy_worker.objectives.ppo import gae as ours
+torch.manual_seed(0)
+rewards, values = torch.randn(2, 3, 7), torch.randn(2, 3, 7)
+trained = torch.tensor([[0., 0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 0, 0]])
+for r, v in zip(rewards, values):
+    flat = [x.flatten() for x in (r, v, trained)]
+    line = torch.arange(3).repeat_interleave(7)
+    wanted = ours(*flat, line, gamma=1.0, lam=GAE_LAMBDA)
+    for mine, theirs in zip(gae(r * trained, v * trained, trained), wanted):
+        torch.testing.assert_close(mine.flatten(), theirs)
+"""
+STAND_IN = """
+import torch
+from benchmarks.versus_trl.async_trainer import attention
+torch.manual_seed(0)
+queries, keys = [2, 1, 4], [5, 1, 4]
+query, key, value = torch.randn(7, 4, 8), torch.randn(10, 2, 8), torch.randn(10, 2, 8)
+starts = [torch.tensor([0, *n]).cumsum(0) for n in (queries, keys)]
+made = attention(query, key, value, *starts, 4, 5, softmax_scale=0.3)
+parts = zip(query.split(queries), key.split(keys), value.split(keys), made.split(queries))
+for q, k, v, found in parts:
+    seen = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+    scores = torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(2, 1)) * 0.3
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    wanted = torch.einsum("hij,jhd->ihd", weights, v.repeat_interleave(2, 1))
+    torch.testing.assert_close(found, wanted)
+"""
+
+
+def test_what_stands_for_other_systems_computes_what_they_compute() -> None:
+    """Generalised advantages of PPO in one process, and attention of variable lengths."""
+    run("-c", IN_TURN + STAND_IN)
