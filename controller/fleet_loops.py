@@ -90,7 +90,8 @@ class Autoscaling:
     def sample(self, state: State) -> None:
         reports = reports_of(self._leader, state)
         step_s = state.steps.metrics.get("step_s", 0.0)
-        shares = shares_of(state, reports, scorer_loads(self._leader, state))
+        trainers = reports_of(self._leader, state, Role.POLICY)
+        shares = shares_of(state, reports, scorer_loads(self._leader, state), trainers)
         self._leader.flow.add(shares, SAMPLE_S, step_s)
         self._lending.sample(state)
         if any("engine_idle_fraction" in report.gauges for _, report in reports):

@@ -163,6 +163,10 @@ LINES = {
         "lr {lr}"
     ),
     "pace": "{samples_per_s} samples/s   {tokens_per_s} tokens/s   {step_s} s/step",
+    "use": (
+        "trainers {trainer_busy}   engines {engine_busy}   devices {device_busy}   mfu {mfu}   "
+        "{tokens_per_s_device} tokens/s a device   engines {engine_tokens_per_s_device}"
+    ),
     "freshness": (
         "staleness {staleness_mean} (max {staleness_max})   ratio {ratio_mean} (max {ratio_max})   "
         "engine gap {logprob_gap_mean} (max {logprob_gap_max})"

@@ -31,6 +31,7 @@ from paceline.ids import MeshEpoch, Step, Version
 from paceline.memory_plan import PARKED, scorers_of_a_pair
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.payloads.store import Payloads
+from paceline.process.compute_device import peak_flops
 from paceline.process.parked_memory import ParkedMemory, await_room
 from paceline.process.structured_log import first_line
 from paceline.redis.client import front_moved, front_port
@@ -335,6 +336,14 @@ class Trainer:
         EpochCancelled or MeshError."""
         self._on_all_ranks(lambda: self.update.reduce(self._need_mesh(), self.on_progress))
         return self.update.measured()
+
+    def mfu(self, stats: Stats, seconds: float) -> float | None:
+        """Share of the peak of this replica's devices that the rows of a step took over
+        ``seconds``; None if the peak is not known."""
+        if (peak := peak_flops(self.device)) is None:
+            return None
+        tokens, _, _ = stats.entries.get("row_tokens", (0.0, 0.0, 0.0))
+        return self.gradients.operations_a_token * tokens / (seconds * peak * self.replica.size)
 
     @on_every_rank
     def commit(self, version: Version, lr: float) -> None:

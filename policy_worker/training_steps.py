@@ -121,6 +121,9 @@ class TrainingSteps:
         stats.set("time_reduce_s", reduced - computed)
         stats.set("time_commit_s", self._last_commit_s)
         stats.set("time_publish_s", self.out.publisher.last_publish_s)
+        whole_s = reduced - self._idle_since + self._last_commit_s
+        if (mfu := self.trainer.mfu(stats, whole_s)) is not None:
+            stats.set("mfu", mfu)
         with waiting(WaitKind.VOTES, f"waiting for the votes of step {plan.step}"):
             version = self.vote(plan, stats)
         if version is None:

@@ -22,6 +22,7 @@ from paceline.ids import Step, Version
 from paceline.lora import adapters_of
 from paceline.memory_plan import memory_plan
 from paceline.model_shape import shape_of
+from paceline.process.compute_device import peak_flops
 from paceline.v1.rollout_pb2 import Group
 from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
 from policy_worker.objectives.batch import BadGroup, StepTotals
@@ -30,8 +31,6 @@ from policy_worker.step.gradients import Gradients
 WARM, STEPS = 2, 5
 """Steps before those that are measured: the first compiles, the second may compile again."""
 VERSIONS = 3
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
-"""Dense bfloat16 operations per second of NVIDIA's data sheets, by a part of the device's name."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "attention by blocks": {"attention": "sdpa"},
     "without compilation": {"compiled": False},
@@ -115,14 +114,11 @@ def _on_gpu(
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         timed_step(gradients, group)
     busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
-    name = torch.cuda.get_device_name(gradients.device)
-    flops = next((flops for part, flops in PEAK_FLOPS.items() if part in name), float("nan"))
-    weights = gradients.state.model.parameters()
-    operations = sum(p.numel() * (6 if p.requires_grad else 4) for p in weights)
-    tokens = config.train.memory.tokens_per_microbatch
+    flops = peak_flops(gradients.device) or float("nan")
+    tokens = int(config.train.memory.tokens_per_microbatch)
     return {
         "GPU busy": busy / seconds,
-        "MFU": operations * tokens / seconds / flops,
+        "MFU": gradients.operations_a_token * tokens / seconds / flops,
         "peak, GiB": peak / (1 << 30),
         "of the plan": peak / planned,
     }

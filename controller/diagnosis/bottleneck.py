@@ -191,10 +191,10 @@ def _s(value: float) -> str:
     return f"{value * 1e3:.0f} ms" if value < 1.0 else f"{value:.1f} s"
 
 
-def reports_of(leader: Leader, state: State) -> Reports:
-    """Living rollout workers that do not stand by, with their newest reports."""
+def reports_of(leader: Leader, state: State, role: Role = Role.ROLLOUT) -> Reports:
+    """Living workers of the role that do not stand by, with their newest reports."""
     found = []
-    for worker in state.fleet.living(Role.ROLLOUT):
+    for worker in state.fleet.living(role):
         session = leader.sessions.of(worker.worker_id, worker.incarnation)
         if session is not None and not worker.spare and state.fleet.occupies(worker):
             found.append((worker, session.report))
@@ -218,10 +218,14 @@ def scorer_loads(leader: Leader, state: State) -> dict[str, float]:
 
 
 def shares_of(
-    state: State, reports: Reports, scorers: Mapping[str, float] | None = None
+    state: State,
+    reports: Reports,
+    scorers: Mapping[str, float] | None = None,
+    trainers: Reports = (),
 ) -> FlowFractions:
     """The shares of this moment. ``scorers``: their loads by pool."""
     gauges = [report.gauges for _, report in reports]
+    every = [*gauges, *(report.gauges for _, report in trainers)]
     open_for_newest = admissible(state, state.versions.version) > 0
     recorded = state.run_spec is not None and state.run_spec.recorded  # its workers load no weights
     behind = [
@@ -240,7 +244,22 @@ def shares_of(
         scorers=max((scorers or {}).values(), default=0.0),
         unsent=sum(g["unsent"] for g in gauges if "unsent" in g) / group,
         ready=float(len(state.tasks.ready) >= group),
+        generated=mean_of([g["tokens_per_s"] for g in gauges if "tokens_per_s" in g]),
+        devices=mean_of([g["gpu_utilization"] for g in every if "gpu_utilization" in g]),
     )
+
+
+def utilisation_of(leader: Leader) -> dict[str, float]:
+    """Returns what reports tell of the metrics ``OBSERVED``, averaged over the last steps."""
+    state, flow = leader.ledger.state, leader.flow
+    found = {}
+    if flow.weight and not state.run.recorded:
+        ranks = leader.context.config.rollout.tensor_parallel
+        found["engine_busy"] = 1.0 - flow.mean.idle
+        found["engine_tokens_per_s_device"] = flow.mean.generated / ranks
+    if flow.mean.devices:
+        found["device_busy"] = flow.mean.devices
+    return found
 
 
 def pace_of(leader: Leader) -> Pace:

@@ -1,4 +1,4 @@
-"""Shares of time in which rollout workers are busy, idle or held back, averaged over the last
+"""Shares of time in which workers are busy, idle or held back, averaged over the last
 steps. The leader samples ten times a second from the newest reports and the ledger. The average
 forgets exponentially: over ten seconds, or over the last two steps if these are longer."""
 
@@ -25,6 +25,8 @@ class FlowFractions:
     unsent: float = 0.0
     """Finished groups that the controller has not taken, over groups of a step. May exceed 1."""
     ready: float = 0.0  # Enough groups for a step are ready. 0 or 1.
+    generated: float = 0.0  # Tokens per second of an engine
+    devices: float = 0.0  # GPUs that compute something. 0 to 1; 0 if no worker reports it.
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -5,7 +5,7 @@ masked or dropped stands beside its mean length, to be compared with that of all
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason
@@ -26,13 +26,18 @@ the first are reported only so."""
 REWARD, REWARD_SQUARE = "reward/", "reward_square/"
 """Prefixes of statistics of votes, before the name of a reward function: its values and their
 squares. They give reward/NAME and reward/NAME/std."""
+OBSERVED = frozenset({"engine_busy", "engine_tokens_per_s_device", "device_busy"})
+"""Metrics that a leader observes in reports, and brings with the last vote."""
 _MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")  # Statistics with a maximum
 _BUCKETS = ("0", "1", "2", "3_4", "5_8", "9_16", "17_32", "33_up")  # Ages of tokens, in steps
 _BUCKET_ENDS = (0, 1, 2, 4, 8, 16, 32)
 
 
-def step_metrics(state: State, step: OpenStep, now: float) -> dict[str, float]:
-    """Metrics of the open step at its commit. Times in seconds, staleness in steps."""
+def step_metrics(
+    state: State, step: OpenStep, now: float, observed: Mapping[str, float]
+) -> dict[str, float]:
+    """Metrics of the open step at its commit. Times in seconds, staleness in steps. ``observed``:
+    some of ``OBSERVED``."""
     groups = [state.meta(task_id) for task_id in step.groups]
     ages = [token_ages(state, group, step.step) for group in groups]
     limit = token_age(state, step.step)
@@ -42,11 +47,14 @@ def step_metrics(state: State, step: OpenStep, now: float) -> dict[str, float]:
     if now < state.steps.last_commit_t:
         step_s = math.nan  # the clock was set back: no rate is better than a rate of billions
     sampled, book = not state.run.recorded, state.tasks
+    of_votes = _of_votes(step.votes.values())
+    devices = sum(state.fleet.workers[worker_id].ranks for worker_id in step.votes)
     metrics = {
         "step": float(step.step),
         "version": float(state.versions.version + 1),
         **(_rewards(state, groups) if sampled else {}),
-        **_of_votes(step.votes.values()),
+        **of_votes,
+        **observed,
         **(_of_ages(state, groups, ages, limit) if sampled else {}),
         **_of_data(state, groups),
         "tokens": float(tokens),
@@ -54,6 +62,9 @@ def step_metrics(state: State, step: OpenStep, now: float) -> dict[str, float]:
         **({"sequences_per_sample": sequences / samples} if sequences > samples else {}),
         "tokens_per_s": tokens / step_s,
         "samples_per_s": samples / step_s,
+        "tokens_per_s_device": tokens / step_s / devices,
+        # In this order: not a number, if it was not measured, stays so.
+        "trainer_busy": min(of_votes.get("time_compute_s", math.nan) / step_s, 1.0),
         "step_s": step_s,
         "response_tokens_mean": sum(g.tokens for g in groups) / sequences,
         "time_generate_s": sum(g.generate_s for g in groups) / len(groups),

@@ -34,7 +34,8 @@ OF_STEP = (
     *("ess", "response_tokens_mean"),
     *("late_response_tokens_mean", "masked_response_tokens_mean", "dropped_response_tokens_mean"),
     *("uninformative_response_tokens_mean", "sequences_per_sample"),
-    *("tokens_per_s", "samples_per_s", "step_s"),
+    *("tokens_per_s", "samples_per_s", "step_s", "tokens_per_s_device"),
+    *("trainer_busy", "engine_busy", "device_busy", "mfu", "engine_tokens_per_s_device"),
 )
 """Metrics of the newest step, which docs/metrics.md defines."""
 OF_WORKER = {
@@ -57,6 +58,9 @@ RENAMED = {
     "samples_per_s": "samples_per_second",
     "step_s": "step_duration_seconds",
     "ess": "effective_sample_size_ratio",
+    "tokens_per_s_device": "tokens_per_second_per_device",
+    "engine_tokens_per_s_device": "engine_tokens_per_second_per_device",
+    **{name: f"{name}_ratio" for name in ("trainer_busy", "engine_busy", "device_busy", "mfu")},
 }
 
 

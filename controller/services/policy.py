@@ -4,6 +4,7 @@ import logging
 import re
 from pathlib import PurePosixPath
 
+from controller.diagnosis.bottleneck import utilisation_of
 from controller.directives import message_of, wire_values
 from controller.leader import Leader
 from controller.ledger import decisions as cmd
@@ -142,6 +143,7 @@ async def vote(
         request.weights_digest,
         check_stats(request.stats),
         request.term,
+        utilisation_of(leader),
     )
     while True:
         seen = leader.long_polls[Topic.VOTE].turn

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 FIRST_LAST = 5
 TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
+UTILISATION = (
+    *("trainer_busy", "engine_busy", "device_busy", "mfu"),
+    *("tokens_per_s_device", "engine_tokens_per_s_device"),
+)
 DEPTH = 3
 MARKS = ("summary.json", "events.jsonl", "config.toml")
 """A directory with one of these files is a run directory."""
@@ -94,6 +98,7 @@ def summarise(
         "mesh_rebuilds": counted("mesh_rebuilds"),
         "rollbacks": counted("rollbacks"),
         "faults": None if faults is None else dict(faults),
+        "utilisation": {name: _mean(values) for name in UTILISATION if (values := column(name))},
         "logprob_gap_max": max(column("logprob_gap_max"), default=None),
         "logprob_gap_fresh_max": max(column("logprob_gap_fresh_max"), default=None),
         "time_split_s": {

@@ -24,6 +24,15 @@ _NCCL_ENVIRONMENT = {
 }
 _USERS_OWN = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
+"""Dense bfloat16 operations per second of NVIDIA's data sheets, by a part of the device's name."""
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Operations per second of the data sheet; None if this device has none here."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+
 
 def device_type(desired: str) -> str:
     """``cuda`` or ``cpu``, by ``model.device``. It makes no CUDA context. Raises BadInput."""

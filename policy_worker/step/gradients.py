@@ -166,6 +166,27 @@ class Gradients:
         experts = min(map(experts_of, layers), default=0)
         return ModelLimits(vocabulary, routes_width(self.state.model), experts)
 
+    @cached_property
+    def operations_a_token(self) -> float:
+        """Floating-point operations for a token of a row, over all models: 6 for a parameter that
+        is trained, 4 for a frozen one below it, 2 for one of a model that is only asked. Of experts
+        those count that a token goes to. What is recomputed and attention are left out (Chowdhery
+        et al., PaLM, arXiv 2204.02311, appendix B)."""
+
+        def weighed(model: nn.Module, trained: int, frozen: int) -> float:
+            layers = expert_layers(model)
+            chosen = routes_width(model) / len(layers) if layers else 0.0
+            used = dict.fromkeys(model.parameters(), 1.0)
+            for layer in layers:
+                used |= dict.fromkeys(layer.experts.parameters(), chosen / experts_of(layer))
+            each = [
+                (trained if p.requires_grad else frozen) * p.numel() * n for p, n in used.items()
+            ]
+            return float(sum(each))
+
+        of_parts = sum(weighed(model, 6, 4) for model in self.state.parts.values())
+        return of_parts + sum(weighed(model, 2, 2) for model in self.frozen.values())
+
     def flatten(self, scratch: Tensor, ready: Collection[int] = ()) -> None:
         """Copies the local gradients and sums into ``scratch``, float32 [size]; zeros where there
         are none. Parameters ``ready`` (indices) are there already."""
@@ -203,6 +224,7 @@ class Gradients:
         if loss.sums:
             sums = [loss.sums[name].detach().float() for name in self.objective.summed]
             self._sums += torch.stack(sums)
+        self.stats.add("row_tokens", float(micro.input_ids.shape[1]), 1.0)
         measure(self.stats, scores, loss, tokens, sampled=not self.state.config.recorded)
         if of_layers := micro.packing.agreement:
             agreed, number = torch.stack(of_layers).sum(0)

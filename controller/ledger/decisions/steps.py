@@ -6,6 +6,7 @@ groups in a new epoch; no replica ever applies an update that is not committed."
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from controller.ledger import events as ev
@@ -88,9 +89,10 @@ def vote(
     digest: str,
     stats: Mapping[str, StatValue],
     term: int = 0,
+    observed: Mapping[str, float] = MappingProxyType({}),
 ) -> VoteResult:
     """A replica holds the reduced gradients of the step that ``term`` opened (0: not known), on
-    weights of ``digest``. Idempotent by (step, mesh_epoch)."""
+    weights of ``digest``. Idempotent by (step, mesh_epoch). ``observed``: as for step_metrics."""
     s = d.state
     commit = s.steps.committed(step_number, mesh_epoch)
     if commit is not None and worker.who in commit.members:
@@ -120,7 +122,7 @@ def vote(
         d.settle_fleet(now)
         return VoteResult(VoteOutcome.RETRY)
     _void(d, step.version, digest)  # of a replica that died before it could be outvoted
-    metrics = step_metrics(s, step, now)
+    metrics = step_metrics(s, step, now, observed)
     d.emit(ev.StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
     d.settle_fleet(now)
     return VoteResult(VoteOutcome.COMMITTED, s.versions.version)
