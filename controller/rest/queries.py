@@ -188,6 +188,15 @@ def router(controller: Controller) -> APIRouter:
 
         return await answered(answer)
 
+    @routes.get("/timeline", summary="Swim lanes of the last minutes", tags=["fleet"])
+    async def timeline(
+        seconds: Annotated[float, Query(ge=1, le=3600, allow_inf_nan=False)] = 300,
+        cells: Annotated[WholeNumber, Query(ge=10, le=2000, description="Of each lane")] = 300,
+    ) -> Response:
+        """Each lane has a letter for each part of the time."""
+        now = controller.clock.time()
+        return await answered(lambda run: redactor.value(run.lanes.window(now, seconds, cells)))
+
     @routes.get("/config", summary="Settings of the run", tags=["run"])
     async def config() -> dict[str, Any]:
         shown = controller.config.model_dump(mode="json")

@@ -42,6 +42,7 @@ from paceline.observe.faults import Faults
 from paceline.observe.groups import DroppedGroups
 from paceline.observe.held_out import HeldOut
 from paceline.observe.run_files import DamagedFile, finite, metrics_row, read_lines
+from paceline.observe.swim_lanes import SwimLanes
 from paceline.observe.vocabulary import EventType, Severity
 
 T = TypeVar("T")
@@ -87,6 +88,7 @@ class Projection:
         step."""
         self.held_out = HeldOut()
         self.totals = Totals()
+        self.lanes = SwimLanes()  # Of the journal alone
         self.step = 0  # Committed steps on the surviving line
         self.position = ""  # Journal position of the newest listed event
         self.resumed: list[float] = []
@@ -138,6 +140,7 @@ class Projection:
         for n, record in enumerate(records):
             if fresh:
                 self.totals.take(t, record)
+                self.lanes.timeline.take(t, record)
             if is_listed(record):
                 self.add_line({"position": position, "n": n, "t": round(t, 3), **finite(record)})
 

@@ -30,6 +30,7 @@ from paceline_launcher.cli import (
     runs,
     samples,
     status,
+    timeline,
     up,
 )
 from paceline_launcher.cli.common import command_line
@@ -90,7 +91,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     ),
     "Watch a run": (
         *(status.status, status.top, status.why, events.events, events.logs, samples.samples),
-        *(status.stacks, runs.runs, runs.compare),
+        *(status.stacks, timeline.timeline, runs.runs, runs.compare),
     ),
     "Steer a run": (
         *(admin.set_settings, admin.scale, admin.drain, admin.pause, admin.resume),

@@ -12,10 +12,11 @@ import { flow } from "./views/flow.js";
 import { draw, learning, recolour } from "./views/learning.js";
 import { samples } from "./views/samples.js";
 import { settings } from "./views/settings.js";
+import { timeline } from "./views/timeline.js";
 import { watchWhy } from "./views/why.js";
 
 const REFRESH_MS = 1000;
-const VIEWS = { learning, flow, fleet, samples, events, settings };
+const VIEWS = { learning, flow, timeline, fleet, samples, events, settings };
 
 // ---- header -------------------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ $("tabs").addEventListener("keydown", (e) => {
   select(names[(to + names.length) % names.length], true);
 });
 const INPUTS =
-  "#groups-form select, #groups-form input, #events-kind, #events-filter, #fleet-filter, #settings-filter";
+  "#groups-form select, #groups-form input, #events-kind, #events-filter, #fleet-filter, #lanes-span, #settings-filter";
 for (const input of document.querySelectorAll(INPUTS))
   input.addEventListener("input", () => refresh());
 installScaling(refresh);

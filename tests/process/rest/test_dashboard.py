@@ -17,6 +17,7 @@ from testbed.fleets.controllers import addresses, config_of, running_controllers
 from testbed.workers.fake_workers import FakeRollout, make_group
 from tests.fixtures.rest import HTML, bearer, rest_url, train
 
+TABS = ("learning", "flow", "timeline", "fleet", "samples", "events", "settings")
 VISIBLE = "return document.getElementById(arguments[0]).textContent"
 
 
@@ -242,12 +243,29 @@ def test_a_token_in_the_address_is_taken_out_of_it_and_steers(
     click(page, "#dialog-no")
 
 
+def test_the_timeline_has_a_lane_for_each_process_and_words_for_it(
+    served: Controllers, page: Any
+) -> None:
+    url = rest_url(served)
+    errors_of(page)
+    open_page(page, url, "timeline")
+    fill(page, "lanes-span", 900)
+    wait(lambda: rows_of(page, "lanes-table"), "no lanes")
+    lanes = api(url, "timeline?seconds=900")["lanes"]
+    assert {"policy-0", "rollout-0"} <= {lane["name"] for lane in lanes}
+    assert [row[0] for row in rows_of(page, "lanes-table")] == [lane["name"] for lane in lanes]
+    label = "return document.getElementById('lanes').getAttribute('aria-label')"
+    assert f"{len(lanes)} lanes" in page.execute_script(label)
+    assert "trained" in text(page, "lanes-use")
+    assert errors_of(page) == []
+
+
 def test_every_view_is_reached_by_keyboard_and_has_a_name(served: Controllers, page: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
     open_page(page, rest_url(served), "learning")
     page.execute_script("document.getElementById('tab-learning').focus()")
-    for name in ("flow", "fleet", "samples", "events", "settings", "learning"):
+    for name in (*TABS[1:], TABS[0]):
         page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
         assert page.switch_to.active_element.get_attribute("id") == f"tab-{name}"
         assert page.execute_script("return !document.getElementById(arguments[0]).hidden", name)
@@ -270,7 +288,7 @@ def test_nothing_is_wider_than_a_phone(served: Controllers, page: Any) -> None:
     phone = {"width": 320, "height": 700, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
-        for tab in ("learning", "flow", "fleet", "samples", "events", "settings"):
+        for tab in TABS:
             open_page(page, url, tab)
             if tab == "samples":
                 wait(lambda: rows_of(page, "groups-table"), "no groups")

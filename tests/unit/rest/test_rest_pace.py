@@ -20,8 +20,8 @@ async def test_an_interruption_says_nothing_of_the_time_left() -> None:
 
     def commit(step: int, t: float, step_s: float) -> None:
         metrics = {"reward_mean": 0.5, "step_s": step_s}
-        event = {"type": "StepCommitted", "step": step, "metrics": metrics, "t": t, "text": "x"}
-        post(t, event)
+        about = {"step": step, "version": step, "metrics": metrics, "t": t, "text": "x"}
+        post(t, {"type": "StepCommitted", **about})
 
     def post(t: float, event: dict[str, Any]) -> None:
         positions.append(f"{len(positions) + 1}-0")
