@@ -251,10 +251,7 @@ class RunHandle:
         return _outside_a_loop(lambda: self._target.ask(work))
 
     def _send(self, name: str, method: str = "", **fields: Any) -> str:
-        reply = _outside_a_loop(lambda: self._target.request(name, fields, method))
-        if not reply.accepted:
-            raise UserError(f"refused: {reply.message}")
-        return str(reply.message)
+        return str(_outside_a_loop(lambda: self._target.request(name, fields, method)).message)
 
     def _await_start(self) -> None:
         assert self._process is not None

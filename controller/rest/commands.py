@@ -1,33 +1,60 @@
-"""Command routes of the REST interface. A standby redirects the caller to the leader."""
+"""Command routes of the REST interface: requests of AdminService as JSON, answered by its handlers.
+A standby redirects the caller to the leader."""
 
 import asyncio
+import json
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Request
+from fastapi import APIRouter, Body, Depends, FastAPI, Request
+from google.protobuf.json_format import ParseDict, ParseError
 from starlette.responses import RedirectResponse, Response
 
-from controller.ledger import decisions as cmd
+from controller.ledger.decisions.commands import CommandRefused
 from controller.replicated_controller import Controller
-from controller.rest import schemas
 from controller.rest.auth import PROVEN
-from controller.rest.schemas import respond
+from controller.rest.schemas import Problem, respond
 from controller.runtime import NotLeading
+from controller.services import admin
 from controller.store.journal import Deposed
-from paceline.providers.base import who_scales
+from paceline.payloads.group_limits import Invalid
+from paceline.rpc.grpc_channel import as_dict
+from paceline.v1 import admin_pb2
 
 PATIENCE_S = 10.0
 REFUSALS = {"unknown": 404, "invalid": 422}
+Handler = Callable[[Controller, Any], Awaitable[Any]]
+COMMANDS: dict[str, tuple[Handler, Any, str]] = {
+    "scale": (admin.scale, admin_pb2.ScaleRequest(), "Change the desired number of workers"),
+    "drain": (admin.drain, admin_pb2.DrainRequest(), "Let a worker finish its tasks and leave"),
+    "settings": (admin.change_settings, admin_pb2.SettingsRequest(), "Change settings of the run"),
+    "pause": (admin.pause, admin_pb2.PauseRequest(paused=True), "Pause the run"),
+    "resume": (admin.pause, admin_pb2.PauseRequest(paused=False), "Resume the run"),
+    "checkpoint": (
+        *(admin.save_checkpoint, admin_pb2.SaveCheckpointRequest()),
+        "Write a checkpoint after the next step",
+    ),
+    "stop": (admin.stop, admin_pb2.StopRequest(), "End the run for good"),
+}
+"""By path: the handler, what the request says already, and a summary."""
 
 
 def install(app: FastAPI, controller: Controller) -> None:
-    app.include_router(router(controller))
+    redirect = {"description": "Another controller leads: Location has its URL"}
+    routes = APIRouter(prefix="/api/v1", tags=["steering"], responses={307: redirect})
+    for path, (handler, begun, summary) in COMMANDS.items():
+        command = _command(controller, handler, begun)
+        routes.add_api_route(f"/{path}", command, methods=["POST"], summary=summary, name=path)
+    app.include_router(routes)
 
-    @app.exception_handler(cmd.CommandRefused)
-    async def refused(request: Request, error: cmd.CommandRefused) -> Response:
+    @app.exception_handler(CommandRefused)
+    async def refused(request: Request, error: CommandRefused) -> Response:
         return respond(REFUSALS.get(error.code, 409), str(error), request.url.path)
+
+    @app.exception_handler(Invalid)
+    async def invalid(request: Request, error: Invalid) -> Response:
+        return respond(422, str(error), request.url.path)
 
     @app.exception_handler(NotLeading)
     async def redirected(request: Request, error: NotLeading) -> Response:
@@ -55,73 +82,30 @@ def idempotency_key(request: Request) -> str:
     return f"rest-{(proven.nonce if proven else '') or secrets.token_hex(12)}"
 
 
-Key = Annotated[str, Depends(idempotency_key)]
+def _command(
+    controller: Controller, handler: Handler, begun: Any
+) -> Callable[..., Awaitable[dict[str, Any]]]:
+    """Route of a command; ``begun``: the request without what the body says."""
+    name = begun.DESCRIPTOR.name
+    told = Body(description=f"Fields of {name} in proto/paceline/v1/admin.proto, as JSON.")
 
-
-def router(controller: Controller) -> APIRouter:
-    redirect = {"description": "Another controller leads: Location has its URL"}
-    routes = APIRouter(prefix="/api/v1", tags=["steering"], responses={307: redirect})
-
-    @asynccontextmanager
-    async def patience() -> AsyncIterator[None]:
-        """Raises NotLeading if the body takes too long, or ends with the term."""
+    async def command(
+        key: Annotated[str, Depends(idempotency_key)],
+        body: Annotated[dict[str, Any] | None, told] = None,
+    ) -> dict[str, Any]:
+        controller.leading()
+        given = {**(body or {}), "request_id": (body or {}).get("request_id") or key}
+        if isinstance(settings := given.get("settings"), dict):
+            given["settings"] = {name: json.dumps(value) for name, value in settings.items()}
+        request = type(begun).FromString(begun.SerializeToString())
+        try:
+            ParseDict(given, request)
+        except ParseError as error:
+            raise Problem(422, f"{name}: {error}") from None
         try:
             async with asyncio.timeout(PATIENCE_S):
-                yield
+                return as_dict(await handler(controller, request))
         except (Deposed, TimeoutError) as error:
             raise NotLeading("this term is over or does not commit") from error
 
-    async def decide(command: cmd.Command[str]) -> schemas.Done:
-        """Raises CommandRefused and NotLeading."""
-        async with patience():
-            reply = await controller.leading().execute(command)
-        return schemas.Done(accepted=True, message=str(reply or ""))
-
-    @routes.post("/scale", summary="Change the desired number of workers")
-    async def scale(body: schemas.ScaleBody, key: Key) -> schemas.Done:
-        expected = body.expected.by_pool if body.expected else {}
-        done = await decide(cmd.scale(_id(body, key), body.by_pool, expected))
-        who = who_scales(controller.config.fleet.provider, controller.run_dir)
-        return done.model_copy(update={"message": f"{done.message}; {who}"})
-
-    @routes.post("/workers/{worker_id}/drain", summary="Let a worker finish its tasks and leave")
-    async def drain(
-        worker_id: Annotated[str, Path(max_length=64)],
-        key: Key,
-        body: schemas.DrainBody | None = None,
-    ) -> schemas.Done:
-        body = body or schemas.DrainBody()
-        return await decide(
-            cmd.drain(_id(body, key), worker_id, body.replace, int(body.incarnation or 0))
-        )
-
-    @routes.post("/settings", summary="Change settings of the run while it runs")
-    async def settings(body: schemas.SettingsBody, key: Key) -> schemas.SettingsDone:
-        async with patience():
-            message, changes = await controller.set_settings(
-                _id(body, key), body.settings, dry_run=body.dry_run
-            )
-        return schemas.SettingsDone(accepted=True, message=message, changes=changes)
-
-    @routes.post("/pause", summary="Pause the run")
-    async def pause(key: Key, body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.pause(_id(body, key), True))
-
-    @routes.post("/resume", summary="Resume the run")
-    async def resume(key: Key, body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.pause(_id(body, key), False))
-
-    @routes.post("/checkpoint", summary="Write a checkpoint after the next step")
-    async def checkpoint(key: Key, body: schemas.RequestBody | None = None) -> schemas.Done:
-        return await decide(cmd.request_checkpoint(_id(body, key)))
-
-    @routes.post("/stop", summary="End the run for good")
-    async def stop(key: Key, body: schemas.StopBody | None = None) -> schemas.Done:
-        body = body or schemas.StopBody()
-        return await decide(cmd.stop(_id(body, key), body.reason or "stopped by request"))
-
-    return routes
-
-
-def _id(body: schemas.RequestBody | None, key: str) -> str:
-    return (body.request_id if body else "") or key
+    return command

@@ -1,28 +1,20 @@
-"""Request bodies, replies and problem details (RFC 9457) of the REST interface: the schema that
-OpenAPI publishes. What the ledger's views, the projection and protobuf messages say is a reply as
-it is: workers are ``WorkerStatus`` and the diagnosis ``WhyReply`` of admin.proto. A fault of the
-controller is a generic 500; the stack trace is only in its log."""
+"""Problem details (RFC 9457) of the REST interface. What the ledger's views, the projection and
+protobuf messages say is a reply as it is: workers are ``WorkerStatus`` and the diagnosis
+``WhyReply`` of admin.proto, and bodies are its requests. A fault of the controller is a generic
+500; the stack trace is only in its log."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
-from controller.ledger.state.settings import SettingChange
-from paceline.config.sections.scorers import PREFIX
-from paceline.worker_pools import TRAINING
 
-
-class Reply(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class ProblemModel(Reply):
+class ProblemModel(BaseModel):
     """RFC 9457 problem details."""
 
     model_config = ConfigDict(title="Problem")
@@ -32,76 +24,6 @@ class ProblemModel(Reply):
     status: int
     detail: str
     instance: str
-
-
-class Done(Reply):
-    accepted: bool
-    message: str
-
-
-def _integral(value: Any) -> Any:
-    """JSON Schema counts 3.0 as an integer; strict types alone would refuse it."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Count = Annotated[int, Field(ge=0, le=100_000, strict=True), BeforeValidator(_integral)]
-
-
-class DesiredCounts(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    policy: Count | None = None
-    rollout: Count | None = None
-    scorers: dict[Annotated[str, Field(max_length=64)], Count] = Field(default_factory=dict)
-    """By the name of the scorer: {"helpful": 3}."""
-    training: Count | None = None
-    """By itself: pairs that train, if devices are lent (fleet.sharing)."""
-
-    @property
-    def by_pool(self) -> dict[str, int]:
-        """Counts as in `desired` of the run: {"policy": 1, "scorer:helpful": 3}."""
-        named = {"policy": self.policy, "rollout": self.rollout}
-        named |= {PREFIX + name: count for name, count in self.scorers.items()}
-        named[TRAINING] = self.training
-        return {pool: count for pool, count in named.items() if count is not None}
-
-
-class RequestBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    request_id: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")] = ""
-    """Idempotency key. Empty: the request counts as a new one."""
-
-
-class ScaleBody(DesiredCounts, RequestBody):
-    """Desired counts; a role that is not named keeps its count."""
-
-    expected: DesiredCounts | None = None
-    """Desired counts that the caller saw: 409 if they have changed since."""
-
-
-class DrainBody(RequestBody):
-    replace: Annotated[bool, Field(strict=True)] = False
-    """Start another worker in its place. Otherwise the desired count drops by one."""
-    incarnation: Annotated[str, Field(pattern=r"^[0-9]{0,20}$")] = ""
-    """Process that is meant: 409 if another one has its name by now."""
-
-
-class SettingsBody(RequestBody):
-    settings: Annotated[dict[str, Any], Field(min_length=1, max_length=64)]
-    """Values by dotted name: {"train.optimizer.lr": 5e-7}. 422 names a setting that is fixed, and
-    what works."""
-    dry_run: Annotated[bool, Field(strict=True)] = False
-    """Check only, and say what would change."""
-
-
-class SettingsDone(Done):
-    changes: dict[str, SettingChange]
-    """By dotted name. Empty if the request was repeated."""
-
-
-class StopBody(RequestBody):
-    reason: Annotated[str, Field(max_length=256)] = "stopped by request"
 
 
 MEDIA_TYPE = "application/problem+json"

@@ -110,12 +110,9 @@ def _command(
     """Handler of a request that is one command of the ledger."""
 
     async def handle(controller: Controller, request: Any) -> admin_pb2.AdminReply:
+        leader = controller.leading()
         check(request)
-        try:
-            message = await controller.leading().execute(command_of(request))
-        except cmd.CommandRefused as refusal:
-            return admin_pb2.AdminReply(accepted=False, message=str(refusal))
-        return admin_pb2.AdminReply(accepted=True, message=message)
+        return admin_pb2.AdminReply(message=await leader.execute(command_of(request)))
 
     return handle
 
@@ -133,7 +130,7 @@ async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admi
     if not request.desired:
         raise Invalid("desired is empty")
     reply = await _scale(controller, request)
-    if reply.accepted and TRAINING not in request.desired:
+    if TRAINING not in request.desired:
         reply.message += f"; {who_scales(controller.config.fleet.provider, controller.run_dir)}"
     return reply
 
@@ -141,6 +138,7 @@ async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admi
 async def change_settings(
     controller: Controller, request: admin_pb2.SettingsRequest
 ) -> admin_pb2.SettingsReply:
+    controller.leading()
     check(request)
     asked = {}
     for name, text in request.settings.items():
@@ -148,13 +146,10 @@ async def change_settings(
             asked[name] = json.loads(check_text(text, name, 4096))
         except (ValueError, RecursionError) as error:
             raise Invalid(f"{name}: the value is not JSON: {error}") from error
-    try:
-        message, changes = await controller.set_settings(
-            request.request_id, asked, dry_run=request.dry_run
-        )
-    except cmd.CommandRefused as refusal:
-        return admin_pb2.SettingsReply(accepted=False, message=str(refusal))
-    return admin_pb2.SettingsReply(accepted=True, message=message, changes=setting_changes(changes))
+    message, changes = await controller.set_settings(
+        request.request_id, asked, dry_run=request.dry_run
+    )
+    return admin_pb2.SettingsReply(message=message, changes=setting_changes(changes))
 
 
 async def why(controller: Controller, request: admin_pb2.WhyRequest) -> admin_pb2.WhyReply:

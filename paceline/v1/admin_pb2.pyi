@@ -283,14 +283,12 @@ class SettingsRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class SettingsReply(_message.Message):
-    __slots__ = ("accepted", "message", "changes")
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("message", "changes")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
-    accepted: bool
     message: str
     changes: _containers.RepeatedCompositeFieldContainer[SettingChange]
-    def __init__(self, accepted: _Optional[bool] = ..., message: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
+    def __init__(self, message: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "wait_s")
@@ -447,9 +445,7 @@ class StopRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AdminReply(_message.Message):
-    __slots__ = ("accepted", "message")
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("message",)
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    accepted: bool
     message: str
-    def __init__(self, accepted: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, message: _Optional[str] = ...) -> None: ...

@@ -27,7 +27,7 @@ from typer.models import ParameterInfo
 
 from paceline.config.load import load_config
 from paceline.config.sections.services import AuthConfig
-from paceline.errors import BadInput, Unreachable
+from paceline.errors import BadInput, Unreachable, UserError
 from paceline.observe.run_files import finite
 from paceline.rpc.addresses import written_by_controllers
 
@@ -157,12 +157,16 @@ class Target:
 
     def request(self, name: str, fields: Mapping[str, Any], method: str = "") -> Any:
         """The leader's reply to ``<name>Request``, which has an id of its own, so that a retry over
-        a failover has one effect."""
+        a failover has one effect. Raises UserError if it is refused."""
+        from paceline.rpc.client import RequestRefused
         from paceline.v1 import admin_pb2
 
         request = getattr(admin_pb2, f"{name}Request")(request_id=uuid.uuid4().hex, **fields)
         call = f"AdminService.{method or name}"
-        return self.ask(lambda control: control.call(call, request, timeout_s=ANSWER_LIMIT_S))
+        try:
+            return self.ask(lambda control: control.call(call, request, timeout_s=ANSWER_LIMIT_S))
+        except RequestRefused as refusal:
+            raise UserError(f"refused: {refusal.message}") from None
 
     @property
     def over(self) -> bool:

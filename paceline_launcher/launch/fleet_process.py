@@ -112,15 +112,14 @@ class FleetProcess:
             request_id=f"surplus-{self.name}-{child.pid}", worker_id=self.worker_id, replace=True
         )
         try:
-            reply = await fleet.control.call(
-                "AdminService.Drain", request, timeout_s=REPORT_LIMIT_S
-            )
-        except (ControlPlaneUnavailable, RequestRefused) as error:
+            await fleet.control.call("AdminService.Drain", request, timeout_s=REPORT_LIMIT_S)
+        except RequestRefused:
+            # A worker whose model is still loading has not registered: the next poll repeats it.
+            return
+        except ControlPlaneUnavailable as error:
             fleet.note(f"{self.name} could not be drained: {error}")
             return
-        # A worker whose model is still loading has not registered, and is refused: the next poll
-        # repeats the request. Another process than that one may run by now.
-        if reply.accepted and self.child is child:
+        if self.child is child:  # another process than that one may run by now
             self.note_leaving(child.pid)
             fleet.note(f"{self.name} is asked to leave")
 

@@ -156,7 +156,8 @@ class RunWatch:
             await self._begin_stop(status).ask()
         elif not interrupted() and status.phase in ("suspending", "suspended"):
             request = admin_pb2.ContinueRequest(request_id=uuid.uuid4().hex)
-            await self.fleet.control.call("AdminService.Continue", request, timeout_s=ASK_LIMIT_S)
+            with contextlib.suppress(RequestRefused):  # the run's status says why
+                await self.fleet.control.call("AdminService.Continue", request, ASK_LIMIT_S)
         return None
 
     def _begin_stop(self, status: admin_pb2.StatusReply) -> TimedStop:

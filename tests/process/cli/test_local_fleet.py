@@ -22,6 +22,7 @@ from paceline.errors import BadInput
 from paceline.memory_plan import SHARES_GPU
 from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.redis.server import RedisEndpoint
+from paceline.rpc.client import RequestRefused
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch import fleet_process, passing, restarts, run, watch
 from paceline_launcher.launch.child import Child, ChildSpec, end_all
@@ -52,7 +53,7 @@ time.sleep(600)
 """
 
 
-ACCEPTED = admin_pb2.AdminReply(accepted=True)
+ACCEPTED = admin_pb2.AdminReply()
 
 
 class Scripts:
@@ -254,7 +255,7 @@ async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_on
     """Scaled up and down again while it loads its model: it counted as leaving, and stayed."""
     async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
         control: Any = fleet.control
-        control.answers["Drain"] = admin_pb2.AdminReply(accepted=False)
+        control.answers["Drain"] = RequestRefused("NOT_FOUND", "no worker")
         await fleet.reconcile(desired(policy=1, rollout=1))
         assert len(control.asked("Drain")) == 1 and not notes
         control.answers["Drain"] = ACCEPTED

@@ -57,7 +57,7 @@ class Ledger(AdminControl):
 
     def __init__(self) -> None:
         self.status = admin_pb2.StatusReply(phase="running", desired={"policy": 1, "rollout": 1})
-        accepted = admin_pb2.AdminReply(accepted=True)
+        accepted = admin_pb2.AdminReply()
         super().__init__(GetStatus=self.status, Drain=accepted, ReportFault=None, ReportExit=None)
 
     @property

@@ -211,22 +211,29 @@ def test_a_page_that_is_behind_changes_only_what_was_typed(served: Controllers, 
     wait(lambda: page.execute_script("return document.getElementById('scale-policy').value"), "-")
     fill(page, "scale-rollout", before["rollout"] + 1)
     scale = {"policy": before["policy"] + 1}
-    assert httpx.post(f"{url}/api/v1/scale", json=scale, headers=headers).status_code == 200
+    assert (
+        httpx.post(f"{url}/api/v1/scale", json={"desired": scale}, headers=headers).status_code
+        == 200
+    )
     click(page, "#scale-form button")
     wait_for_dialog(page)
     assert "Policy" not in text(page, "dialog-text")
     # Meanwhile someone else changes the same number: what is confirmed is no longer so.
     other = {"rollout": before["rollout"] + 2}
-    assert httpx.post(f"{url}/api/v1/scale", json=other, headers=headers).status_code == 200
+    assert (
+        httpx.post(f"{url}/api/v1/scale", json={"desired": other}, headers=headers).status_code
+        == 200
+    )
     click(page, "#dialog-yes")
-    stale = {"rollout": before["rollout"] + 1, "expected": {"rollout": before["rollout"]}}
+    expected = {"rollout": before["rollout"]}
+    stale = {"desired": {"rollout": before["rollout"] + 1}, "expected": expected}
     refused = httpx.post(f"{url}/api/v1/scale", json=stale, headers=headers)
     assert refused.status_code == 409
     detail = refused.json()["detail"]
     wait(lambda: text(page, "dialog-error") == detail, "the stale number was taken")
     assert api(url, "run")["desired"] == {**scale, **other}
     click(page, "#dialog-no")
-    httpx.post(f"{url}/api/v1/scale", json=before, headers=headers)
+    httpx.post(f"{url}/api/v1/scale", json={"desired": before}, headers=headers)
     assert errors_of(page, of_status=409) == []
 
 

@@ -152,7 +152,7 @@ async def test_a_standby_sends_writes_to_the_leader(
     served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
 ) -> None:
     headers = bearer(served)
-    body = {"rollout": 3, "request_id": "once"}
+    body = {"desired": {"rollout": 3}, "request_id": "once"}
     sent = await standby.post("/api/v1/scale", json=body, headers=headers)
     assert sent.status_code == 307
     assert sent.headers["location"] == rest_url(served) + "/api/v1/scale"
@@ -169,7 +169,9 @@ async def test_a_standby_sends_writes_to_the_leader(
     await shows(leader, notable, lambda found: events_of("Paused")(found) >= 2)
     assert events_of("Scaled")(await get(leader, notable)) == 1
     # Nothing of it happens without the token, on either.
-    assert_problem(await standby.post("/api/v1/scale", json={"rollout": 9}), 401, "token")
+    assert_problem(
+        await standby.post("/api/v1/scale", json={"desired": {"rollout": 9}}), 401, "token"
+    )
     assert (await get(leader, "run"))["desired"]["rollout"] == 3
 
 
@@ -180,8 +182,8 @@ async def test_what_a_stale_page_sends_drains_no_other_process(
     headers = bearer(served)
     workers = {w["worker_id"]: w for w in await get(leader, "workers")}
     incarnation = workers["rollout-0"]["incarnation"]
-    body = {"replace": True, "incarnation": str(int(incarnation) + 1)}
-    replaced = await leader.post("/api/v1/workers/rollout-0/drain", json=body, headers=headers)
+    body = {"worker_id": "rollout-0", "incarnation": str(int(incarnation) + 1)}
+    replaced = await leader.post("/api/v1/drain", json=body, headers=headers)
     assert_problem(replaced, 409, "rollout-0 is another process now")
 
 
@@ -205,7 +207,7 @@ async def test_settings_change_and_are_shown_and_marked(
     headers = bearer(served)
     body = {"settings": {"train.optimizer.lr": 5e-7}, "request_id": "set-1"}
     dry = await leader.post("/api/v1/settings", json={**body, "dry_run": True}, headers=headers)
-    assert dry.json()["changes"]["train.optimizer.lr"]["new"] == 5e-7
+    assert json.loads(dry.json()["changes"][0]["new"]) == 5e-7
     assert (await get(leader, "run"))["changed"] == {}
     done = await leader.post("/api/v1/settings", json=body, headers=headers)
     assert done.status_code == 200 and "train.optimizer.lr" in done.json()["message"]
@@ -274,9 +276,10 @@ async def test_every_refusal_is_problem_details(
     assert_problem(await leader.post("/api/v1/scale", json={}, headers=headers), 422)
     assert_problem(await leader.post("/api/v1/scale", content=b"{", headers=headers), 422)
     as_form = {**headers, "Content-Type": "application/x-www-form-urlencoded"}
-    sent = await leader.post("/api/v1/scale", content=b'{"rollout": 2}', headers=as_form)
+    sent = await leader.post("/api/v1/scale", content=b'{"desired": {}}', headers=as_form)
     assert_problem(sent, 422, "Content-Type is application/json")
-    assert_problem(await leader.post("/api/v1/workers/nobody/drain", headers=headers), 404)
+    for body, code in (({"worker_id": "nobody"}, 404), ({"worker_id": "?"}, 422), ({"x": 1}, 422)):
+        assert_problem(await leader.post("/api/v1/drain", json=body, headers=headers), code)
     assert_problem(await leader.post("/api/v1/stop", content=b"x" * 70_000, headers=headers), 413)
 
 
@@ -329,11 +332,11 @@ async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
     served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
 ) -> None:
     headers = bearer(served)
-    await leader.post("/api/v1/scale", json={"policy": 2, "rollout": 3}, headers=headers)
-    drained = "/api/v1/workers/{}/drain"
-    body = {"replace": True, "request_id": "instead"}
+    counts = {"policy": 2, "rollout": 3}
+    await leader.post("/api/v1/scale", json={"desired": counts}, headers=headers)
+    body = {"worker_id": "rollout-0", "replace": True, "request_id": "instead"}
     for _ in range(2):
-        done = await leader.post(drained.format("rollout-0"), json=body, headers=headers)
+        done = await leader.post("/api/v1/drain", json=body, headers=headers)
         assert done.status_code == 200, done.text
     assert (await get(leader, "run"))["desired"] == {"policy": 2, "rollout": 3}
     await shows(
@@ -346,8 +349,8 @@ async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
         "workers",
         lambda found: ("rollout-0", "draining") in [(w["worker_id"], w["state"]) for w in found],
     )
-    done = await leader.post(drained.format("policy-0"), headers=headers)
+    done = await leader.post("/api/v1/drain", json={"worker_id": "policy-0"}, headers=headers)
     assert done.status_code == 200, done.text
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
-    wrong = await leader.post(drained.format("rollout-0"), json={"replace": "x"}, headers=headers)
+    wrong = await leader.post("/api/v1/drain", json={"replace": "x"}, headers=headers)
     assert_problem(wrong, 422, "replace")

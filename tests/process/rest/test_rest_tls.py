@@ -28,9 +28,9 @@ async def test_everything_goes_over_tls(tmp_path: Path) -> None:
             assert (
                 page.status_code == 200 and "connect-src" in page.headers["content-security-policy"]
             )
-            asked = {"request_id": "grow", "rollout": 3}
+            asked = {"request_id": "grow", "desired": {"rollout": 3}}
             done = await client.post("/api/v1/scale", json=asked, headers=bearer(controllers))
-            assert done.json()["accepted"]
+            assert "rollout=3" in done.json()["message"]
             (seen,) = (await client.get("/api/v1/run")).json()["controllers"]
             assert seen["rest"] == url
         # A stranger's certificate is not taken, and without TLS nothing is said.

@@ -19,7 +19,7 @@ LEAVE = admin_pb2.SUSPEND_STAGE_LEAVE_STEP
 AT_ONCE = admin_pb2.SUSPEND_STAGE_AT_ONCE
 
 
-ACCEPTED = admin_pb2.AdminReply(accepted=True)
+ACCEPTED = admin_pb2.AdminReply()
 
 
 class Clock:

@@ -119,8 +119,8 @@ function drain(worker) {
     option: "Start another in its place",
     yes: "Drain",
   };
-  const body = (replace) => ({ replace, incarnation: worker.incarnation });
-  return confirmCommand(`workers/${encodeURIComponent(worker.worker_id)}/drain`, ask, body);
+  const { worker_id, incarnation } = worker;
+  return confirmCommand("drain", ask, (replace) => ({ worker_id, incarnation, replace }));
 }
 
 // Only counts that the user typed are sent: an open page then undoes nobody else's change.
@@ -206,26 +206,21 @@ function hint(id, text) {
 
 async function scale() {
   const now = desiredOf(state.run);
-  const desired = { scorers: {} };
-  const expected = { scorers: {} };
+  const desired = {};
+  const expected = {};
   const changes = [];
   for (const pool of poolsOf(now)) {
     const count = Number(inputOf(pool).value);
     if (!typed.has(pool) || count === now[pool]) continue;
-    setCount(desired, pool, count);
-    if (now[pool] !== undefined) setCount(expected, pool, now[pool]);
+    desired[pool] = count;
+    if (now[pool] !== undefined) expected[pool] = now[pool];
     changes.push(`${titleOf(pool)}: ${now[pool] ?? "–"} → ${count}.`);
   }
   if (changes.length) {
     const ask = { title: "Change the fleet?", text: changes.join(" "), yes: "Scale" };
-    await confirmCommand("scale", ask, () => ({ ...desired, expected }));
+    await confirmCommand("scale", ask, () => ({ desired, expected }));
   } else notify("These are the desired counts already.");
   typed.clear();
-}
-
-function setCount(counts, pool, count) {
-  if (pool.startsWith(SCORER)) counts.scorers[pool.slice(SCORER.length)] = count;
-  else counts[pool] = count;
 }
 
 export function installScaling(refresh) {
