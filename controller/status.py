@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from controller.directives import ROLES, message_of
@@ -75,7 +76,25 @@ def status_head(controller: Controller) -> admin_pb2.StatusReply:
         reward_trouble="; ".join(filter(None, (glance.reward_trouble, taught_nothing))),
         seats=seats_of(state, controller.clock.time()),
         training_seats=state.fleet.seats.training,
+        time_left_s=time_left_s(controller) or 0.0,
     )
+
+
+def time_left_s(controller: Controller) -> float | None:
+    """Until the run's last step, by the median of the newest, as of the projector's last glance: a
+    step that waited for a fault to be repaired says nothing about the rate. None: unknown, or the
+    run is over."""
+    state, known = controller.state, step_seconds(controller)
+    total = state.run_spec.steps if state.run_spec else controller.config.train.steps or 0
+    if state.ended or not known or total < state.versions.step:
+        return None
+    return (total - state.versions.step) * median(known)
+
+
+def step_seconds(controller: Controller) -> list[float]:
+    """Durations of the newest steps that are known."""
+    rows = controller.context.projector.glance.steps
+    return [row["step_s"] for row in rows if row.get("step_s") is not None]
 
 
 def unlearned(config: Config, steps: Sequence[Mapping[str, Any]]) -> str:

@@ -19,15 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.errors import plural
-from paceline.observe.curves import WIDTH, Progress, duration
+from paceline.observe.curves import duration
 from paceline.observe.runs import TIME_SPLIT
 from paceline.redis.client import remedy_of
 from paceline.v1 import admin_pb2, common_pb2
 from paceline_launcher.terminal import printable, short, table
 
-AROUND_BARS = 48
-"""Columns for the rest of the line: its name, the range of rewards and the time left."""
-AROUND_TABLES = 7
+AROUND_TABLES = 6
 """Lines of the view that are no rows of its two tables."""
 PLAIN_EVERY_S = 2.0  # shortest interval between two lines about steps, without a terminal
 BESIDE_EVERY_S = 10.0  # between two lines about what is done beside the steps
@@ -67,8 +65,8 @@ class Console:
     """A run as it goes on: a line for each event and, on a terminal, a table below the lines that
     redraws itself; without one, a line about the newest step every few seconds."""
 
-    def __init__(self, out: RichConsole | None = None, progress: Progress | None = None) -> None:
-        self._out, self._progress = out or RichConsole(), progress or Progress()
+    def __init__(self, out: RichConsole | None = None) -> None:
+        self._out = out or RichConsole()
         # A dumb terminal cannot redraw: rich would show nothing before the end.
         self.private = self._out.is_terminal and not self._out.is_dumb_terminal
         """Only the person at the terminal sees it. A log may be written from plain lines: no token
@@ -82,11 +80,8 @@ class Console:
         self._warned = ""
 
     def show(self, status: admin_pb2.StatusReply) -> None:
-        self._progress.observe(status)
         if self.private:
-            size = self._out.size
-            drawn = picture(status, self._progress, size.height, size.width)
-            self._live.update(drawn, refresh=True)
+            self._live.update(picture(status, self._out.size.height), refresh=True)
         else:
             self._tell(status)
 
@@ -121,27 +116,21 @@ class Console:
         if "reward_mean" in m:
             staleness = f"staleness {m['staleness_mean']:.2f}"
             learning = f"reward {m['reward_mean']:.3f} {learning} {staleness}"
-        left = self._progress.seconds_left(int(status.step), int(status.total_steps))
         self.note(
             f"step {status.step}/{status.total_steps} {learning} "
             f"{m['samples_per_s']:.0f} samples/s {m['tokens_per_s']:.0f} tokens/s"
-            + (f", {duration(left)} left" if left else "")
+            + (f", {duration(status.time_left_s)} left" if status.time_left_s else "")
         )
 
 
-def picture(
-    status: admin_pb2.StatusReply, progress: Progress, height: int = 100, width: int = 150
-) -> Group:
-    """The state of a run in ``width`` columns, and lower than ``height``: the newest events are in
-    sight above it."""
-    line = progress.line(status, max(8, min(WIDTH, width - AROUND_BARS)))
+def picture(status: admin_pb2.StatusReply, height: int) -> Group:
+    """The state of a run, lower than ``height``: the newest events are in sight above it."""
     numbers = progress_table(status)
     room = height - height // 6 - numbers.row_count - AROUND_TABLES
     return Group(
         Text(headline(status), style="bold", no_wrap=True),
         ProgressBar(total=max(1, status.total_steps), completed=status.step),
         Text(""),  # the bar does not end its line: the next one would be cut off
-        Text.assemble(("learning ", "dim"), line, no_wrap=True),
         numbers,
         Rule(style="dim"),
         fleet_table(status, gone=False, most=max(2, room)),
@@ -254,6 +243,8 @@ def headline(status: admin_pb2.StatusReply) -> str:
     if status.term or status.leader:
         line += f", leader {status.leader or '-'} (term {status.term})"
         line += f", mesh epoch {status.mesh_epoch}"
+    if status.time_left_s:
+        line += f", {duration(status.time_left_s)} left"
     reason = status.reason or remedy_of(status.phase)
     return printable(f"{line}: {reason}" if reason else line)
 

@@ -1,4 +1,4 @@
-"""Flow of groups through the run: their ages, and the rate of steps."""
+"""Flow of groups through the run: their ages, and commits that are late."""
 
 import time
 from collections import Counter
@@ -8,32 +8,22 @@ from statistics import median
 from controller.ledger.enums import Role
 from controller.ledger.state.state import State
 from controller.replicated_controller import Controller
-from paceline.observe.curves import seconds_left
+from controller.status import step_seconds
 from paceline.worker_pools import in_order
 
 STALLED_STEPS = 5.0
 STALLED_S = 5.0  # A run has stalled after so many usual steps and so many seconds without a commit
 
 
-def time_left_s(controller: Controller) -> float | None:
-    """Until the run's last step, by the median of the newest; None: unknown, or the run is over. As
-    of the projector's last glance, like the other two."""
-    state = controller.state
-    if state.ended:
-        return None
-    total = state.run_spec.steps if state.run_spec else controller.config.train.steps or 0
-    return seconds_left(_step_s(controller), state.versions.step, total)
-
-
 def last_commit_t(controller: Controller) -> float | None:
-    """Unix seconds; None: no commit is known."""
+    """Unix seconds, as of the projector's last glance; None: no commit is known."""
     rows = controller.context.projector.glance.steps
     return float(rows[-1]["t"]) if rows else None
 
 
 def stalled_s(controller: Controller) -> float:
     """Time since the last commit if that is far longer than a step; else 0."""
-    rows, usual = controller.context.projector.glance.steps, _step_s(controller)
+    rows, usual = controller.context.projector.glance.steps, step_seconds(controller)
     # If the glance is behind this controller's ledger, the newest commit is younger.
     behind = bool(rows) and rows[-1]["step"] < controller.state.versions.step
     if not usual or behind or controller.state.ended:
@@ -41,11 +31,6 @@ def stalled_s(controller: Controller) -> float:
     since_s = time.time() - float(rows[-1]["t"])
     late = since_s > max(STALLED_S, STALLED_STEPS * median(usual))
     return round(since_s, 3) if late else 0.0
-
-
-def _step_s(controller: Controller) -> list[float]:
-    rows = controller.context.projector.glance.steps
-    return [row["step_s"] for row in rows if row.get("step_s") is not None]
 
 
 def ages_in_flight(state: State) -> dict[str, int]:

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from controller.diagnosis.collect import headline, why_of
 from controller.export.group_content import GroupGone
 from controller.replicated_controller import Controller
-from controller.rest.data_flow import ages_in_flight, stalled_s, time_left_s, workers_by_pool
+from controller.rest.data_flow import ages_in_flight, stalled_s, workers_by_pool
 from controller.rest.schemas import Problem
-from controller.status import controllers_of, status_head, status_of
+from controller.status import controllers_of, status_head, status_of, time_left_s
 from paceline.masking import Redactor
 from paceline.observe.checkpoints import SavedCheckpoint
 from paceline.observe.event_history import Key, position_key

@@ -89,7 +89,6 @@ def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0)
     Args:
         every SECONDS: Refresh interval.
     """
-    from paceline.observe.curves import Progress
     from paceline.observe.event_history import ENDS, is_listed, text_of
     from paceline.observe.projection import Projection
     from paceline.observe.run_watcher import GONE_S, follow_events, leader_status
@@ -101,10 +100,8 @@ def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0)
     run_dir = target.run_dir
 
     async def look_on(control: ControlPlane) -> str:
-        past = (
-            Projection() if run_dir is None else await asyncio.to_thread(Projection.read, run_dir)
-        )
-        console, answered = Console(progress=Progress(past.metrics)), -math.inf
+        past = Projection() if run_dir is None else Projection.read(run_dir)
+        console, answered = Console(), -math.inf
         for event in past.history.after(None, limit=EVENTS_SHOWN, kinds="notable", newest=True):
             console.note(event.text, event.t)
 

@@ -190,15 +190,11 @@ def run_to_end(
 ) -> int:
     """Leads the run from this node, and prints how it ended. Returns the exit status. ``line``:
     what is started, for people. ``options``: further fields of ``Run``."""
-    from paceline.observe.curves import Progress
-    from paceline.observe.projection import Projection
     from paceline_launcher.launch.ending import exit_status
     from paceline_launcher.launch.run import Run
     from paceline_launcher.live_view import Console, RunOutput
 
-    # The view of a continued run begins with the rewards so far.
-    output = RunOutput(directory / "logs" / "up.log", stderr=as_json)
-    console = Console(output, Progress(Projection.read(directory).metrics))
+    console = Console(RunOutput(directory / "logs" / "up.log", stderr=as_json))
     console.note(line)
 
     async def run() -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.rest.data_flow import STALLED_S, last_commit_t, stalled_s, time_left_s
+from controller.rest.data_flow import STALLED_S, last_commit_t, stalled_s
+from controller.status import time_left_s
 from paceline.observe.projection import Projector
 from tests.fixtures.ledgers import Driven
 

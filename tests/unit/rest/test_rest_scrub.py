@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
-from controller.rest.schemas import ScaleBody
 from paceline.masking import Redactor
 
 
@@ -40,13 +38,3 @@ def test_no_password_and_no_foreign_path_is_shown(text: str, shown: str) -> None
     scrub = Redactor(Path("/srv/runs/one"))
     assert scrub.text(text) == shown
     assert scrub.value({"a": [text]}) == {"a": [shown]}
-
-
-def test_scorers_are_scaled_by_name() -> None:
-    body = {"scorers": {"helpful": 3}, "expected": {"scorers": {"helpful": 1}, "policy": 2}}
-    asked = ScaleBody.model_validate(body)
-    assert asked.by_pool == {"scorer:helpful": 3} and asked.expected is not None
-    assert asked.expected.by_pool == {"policy": 2, "scorer:helpful": 1}
-    assert ScaleBody.model_validate({"training": 2}).by_pool == {"training": 2}
-    with pytest.raises(ValidationError):
-        ScaleBody.model_validate({"scorers": {"helpful": -1}})
