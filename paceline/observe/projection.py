@@ -201,12 +201,6 @@ class Projection:
         if event.type in (EventType.STEP_COMMITTED, EventType.ROLLED_BACK):
             self.step = int(line["step"])
 
-    @property
-    def metric_names(self) -> set[str]:
-        """Metrics of steps and evaluations that have a value."""
-        evals = {n for e in self.evals for n, v in e.items() if n[:5] == "eval_" and v is not None}
-        return evals.union(self.metrics.names)
-
     def newest_steps(self, count: int) -> Sequence[Mapping[str, Any]]:
         """Rows of the newest committed steps, oldest first."""
         return self.metrics.rows(-1, count)

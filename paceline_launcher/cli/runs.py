@@ -28,7 +28,6 @@ def runs(directory: Path = Path("runs"), *, as_json: JsonOption = False) -> None
     Args:
         directory DIR: Directory to search, three levels deep.
     """
-    from paceline.observe.curves import duration
     from paceline.observe.runs import find_runs
 
     if not directory.is_dir():
@@ -39,57 +38,34 @@ def runs(directory: Path = Path("runs"), *, as_json: JsonOption = False) -> None
     elif not found:
         typer.echo(f"no runs in {directory}")
     else:
-        ages = [f"{duration(max(0.0, time.time() - run.changed))} ago" for run in found]
-        _print(found, ages, "changed")
+        _print(found)
 
 
-def compare(
-    run_dirs: list[Path],
-    *,
-    metric: str = "reward_mean",
-    as_json: JsonOption = False,
-) -> None:
+def compare(run_dirs: list[Path], *, as_json: JsonOption = False) -> None:
     """Print the final numbers of several runs and the settings that differ.
 
-    With --json, the curves are printed too.
-
-    Example: paceline compare runs/a runs/b --metric eval_reward_mean
+    Example: paceline compare runs/a runs/b
 
     Args:
         run_dirs RUN_DIR...: Directories of two or more runs.
-        metric NAME: Metric to compare.
     """
-    from paceline.observe.projection import Projection
     from paceline.observe.runs import read_run, settings_that_differ
     from paceline_launcher.run_handle import attach
 
     if len(run_dirs) < 2:
         raise BadInput("compare needs two runs or more: paceline compare RUN_DIR RUN_DIR")
-    records = [Projection.read(attach(path).path) for path in run_dirs]
-    curves = [
-        # (step, value) in order of steps, on the surviving line
-        [(e["step"], e[metric]) for e in record.evals if e.get(metric) is not None]
-        if metric.startswith("eval_")
-        else record.metrics.column(metric)
-        for record in records
-    ]
-    if not any(curves):
-        known = ", ".join(sorted(set().union(*(one.metric_names for one in records)))) or "none"
-        raise BadInput(f"--metric {metric}: no run has it. Choose from: {known}")
-    found = [read_run(path) for path in run_dirs]
+    found = [read_run(attach(path).path) for path in run_dirs]
     settings = settings_that_differ(run_dirs)
     if as_json:
-        both = zip(found, curves, strict=True)
-        listed = [{**run.to_json(), "curve": curve} for run, curve in both]
-        print_json({"metric": metric, "settings": settings, "runs": listed})
+        print_json({"settings": settings, "runs": [run.to_json() for run in found]})
         return
-    _print(found, [f"{c[-1][1]:.4g}" if c else "-" for c in curves], f"last {metric}")
+    _print(found)
     if settings:
         rows = [(name, *values) for name, values in settings.items()]
         out_console().print("", table("|".join(["setting", *map(str, run_dirs)]), rows))
 
 
-def _print(found: list[Run], last: list[str], title: str) -> None:
+def _print(found: list[Run]) -> None:
     from paceline.observe.curves import duration
 
     def span(first: float | None, last: float | None) -> str:
@@ -99,11 +75,12 @@ def _print(found: list[Run], last: list[str], title: str) -> None:
         (
             *(run.path, run.state, run.steps, span(run.reward_first5, run.reward_last5)),
             *(span(run.eval_first, run.eval_last), run.samples_per_s),
-            *(None if run.wall_s is None else duration(run.wall_s), cell),
+            None if run.wall_s is None else duration(run.wall_s),
+            f"{duration(max(0.0, time.time() - run.changed))} ago",
         )
-        for run, cell in zip(found, last, strict=True)
+        for run in found
     ]
-    columns = f"run|state|>steps|>reward|>held out|>samples/s|>took|>{title}"
+    columns = "run|state|>steps|>reward|>held out|>samples/s|>took|>changed"
     out_console().print(table(columns, rows))
     for run in found:
         if run.state in ("failed", "damaged") and run.reason:
