@@ -2,7 +2,7 @@
 this process leads.
 
     projection ── events, states ──┬── rules ──► webhook, command ──► place (alerts.json)
-    last commit, free disk ────────┘
+    last commit ───────────────────┘
 
 One alert a kind in ``QUIET_S``, but the end of the run always. A state is told when it begins. The
 place is written after an alert is delivered or given up. The next leader goes on from there, so an
@@ -12,14 +12,12 @@ alert is sent at least once, with the same id.
 import json
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from controller.export.alert_delivery import Alert, NotDelivered, deliver
@@ -34,7 +32,6 @@ from paceline.process.threads import Drain
 log = logging.getLogger(__name__)
 
 QUIET_S = 300.0
-WINDOW = 10  # steps whose mean reward is compared
 TRIES = 5
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 0.5  # between tries once the run is over
@@ -70,8 +67,6 @@ class AlertRules:
     config: AlertsConfig
     place: dict[str, Any] = field(default_factory=dict)
     since: float = 0.0  # Events before are not told. Unix seconds.
-    _best: float = -math.inf
-    _steps: int = 0
 
     def __post_init__(self) -> None:
         """The place has the newest event looked at, the step at which each state began that was
@@ -89,7 +84,8 @@ class AlertRules:
                     return Alert(kind, happened.id, text, happened.t, happened.step)
         if others is None:
             return None
-        states = self._states(run) | others
+        found = run.held_out.warnings.items()
+        states = {about: (warned.kind, warned.text) for about, warned in found} | others
         told = self.place["told"] = {a: n for a, n in self.place["told"].items() if a in states}
         for about, (kind, text) in states.items():
             if about not in told:
@@ -105,18 +101,6 @@ class AlertRules:
             return False
         self.place["sent"][kind] = t
         return True
-
-    def _states(self, run: Projection) -> States:
-        states: States = {a: (found.kind, found.text) for a, found in run.held_out.warnings.items()}
-        fresh, self._steps = max(0, len(run.metrics) - self._steps), len(run.metrics)
-        rewards = [reward for _, reward in run.metrics.column("reward_mean", fresh + WINDOW)]
-        means = [fmean(rewards[i : i + WINDOW]) for i in range(len(rewards) - WINDOW + 1)]
-        best, drop = max([self._best, *means]), self.config.reward_drop
-        self._best = best
-        if means and drop and best - means[-1] > drop * abs(best):
-            text = f"mean reward of {WINDOW} steps is {means[-1]:.3f}, it was {best:.3f}"
-            states["reward_collapse"] = "reward_collapse", text
-        return states
 
 
 class AlertThread(Drain[None]):
@@ -136,7 +120,7 @@ class AlertThread(Drain[None]):
         poll_s: float = 1.0,
     ) -> None:
         super().__init__("alerts", poll_s=poll_s)
-        self._config, self._run, self._run_dir = config, run, run_dir
+        self._config, self._run = config, run
         self._projector, self._progress, self._may_write = projector, progress, may_write
         self._first_pause_s = first_pause_s
         self._path = run_dir / "alerts.json"
@@ -174,10 +158,6 @@ class AlertThread(Drain[None]):
         if step is not None and (waited > self._config.stall_s or told.get("stall") == step):
             text = f"no step was committed for {waited:.0f} s; the last one was step {step}"
             states["stall"] = "stall", text
-        with suppress(OSError):  # a disk that does not answer costs no other alert
-            free_gb = shutil.disk_usage(self._run_dir).free / 1e9
-            if free_gb < self._config.disk_free_gb * (1.2 if "disk" in told else 1.0):
-                states["disk"] = "disk", f"{free_gb:.1f} GB are free in the run directory"
         return states
 
     def _send(self, alert: Alert) -> None:

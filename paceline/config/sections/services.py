@@ -120,9 +120,7 @@ class ArchiveConfig(Section):
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
 
 
-AlertKind = Literal[
-    "fault", "stall", "nan", "reward_collapse", "held_out", "reward_hacking", "disk", "end"
-]
+AlertKind = Literal["fault", "stall", "nan", "held_out", "reward_hacking", "end"]
 
 
 class AlertsConfig(Section):
@@ -136,11 +134,6 @@ class AlertsConfig(Section):
     """Kinds of alerts that are sent, but for end at most one in five minutes."""
     stall_s: Seconds = 1800.0
     """A run without a committed step for this many seconds has stalled."""
-    reward_drop: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """The reward has collapsed if its mean over ten steps is this fraction below the best. 0: no
-    alert."""
-    disk_free_gb: Annotated[float, Field(ge=0)] = 10.0
-    """Free space of the run directory's disk, in GB, below which an alert is sent."""
 
 
 class AuthConfig(Section):
