@@ -146,7 +146,7 @@ async def test_a_quiet_run_is_followed_over_a_failover_and_to_its_end(tmp_path: 
             while b"controller-1 leads" not in (line := await top.stdout.readline()):
                 assert line
             await until(lambda: terms == ["controller-0", "controller-1"])
-            await asyncio.to_thread(asked, "stop", *where)
+            await asyncio.to_thread(CliRunner().invoke, app, ["stop", *where])
             assert await top.wait() == 0
         finally:
             follower.cancel()
