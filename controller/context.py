@@ -28,7 +28,6 @@ from paceline.config.load import (
     unknown_setting,
 )
 from paceline.config.schema import Config, run_steps
-from paceline.config.sections.evaluation import measures_truth
 from paceline.errors import BadInput, RefusalCode
 from paceline.ids import Step
 from paceline.observe.projection import Projector
@@ -130,7 +129,6 @@ def _eval_sets(rows: DatasetRows, config: Config) -> tuple[EvalSet, ...]:
             of.samples,
             of.every or 0,
             of.solved_at,
-            measures_truth(of, config.reward),
         )
         for name, of in sorted(config.evaluation.sets.items())
     )

@@ -140,11 +140,12 @@ class RewardModelRl(Measurement):
         curve = curve_of(fleet.run_dir)
         truths = [point["truth"] for point in curve]
         best = max(curve, key=lambda point: float(point["truth"]))
-        held_out, warnings = HeldOut(), []
+        held_out, warned_at = HeldOut(), None
         for line in (fleet.run_dir / "events.jsonl").read_text().splitlines():
             event = json.loads(line)
-            found = held_out.take(event["type"], event)
-            warnings += [warned.step for warned in found if warned.kind == "reward_hacking"]
+            held_out.take(event["type"], event)
+            if held_out.fallen and warned_at is None:
+                warned_at = max(held_out.scores)
         return {
             "before": truths[0],
             "after": statistics.fmean(truths[-LAST:]),
@@ -153,7 +154,7 @@ class RewardModelRl(Measurement):
             "score_first": curve[1]["score"],
             "score_last": statistics.fmean(point["score"] for point in curve[-LAST:]),
             "kl_last": curve[-1]["kl"],
-            "warned_at": next(iter(warnings), None),
+            "warned_at": warned_at,
             "curve": curve,
         }
 

@@ -84,8 +84,9 @@ class AlertRules:
                     return Alert(kind, happened.id, text, happened.t, happened.step)
         if others is None:
             return None
-        found = run.held_out.warnings.items()
-        states = {about: (warned.kind, warned.text) for about, warned in found} | others
+        fallen = run.held_out.fallen
+        states: States = {"held_out": ("held_out", fallen)} if fallen else {}
+        states |= others
         told = self.place["told"] = {a: n for a, n in self.place["told"].items() if a in states}
         for about, (kind, text) in states.items():
             if about not in told:

@@ -47,9 +47,6 @@ class EvalSet:
     samples: int = 1  # Completions of each prompt
     every: int = 0  # Steps between evaluations; 0: RunSpec.eval_every
     solved_at: float = 1.0  # Reward from which a completion counts as solved
-    truth: bool = False
-    """Its reward is none of the scorers that the training is rewarded by: see
-    paceline.observe.held_out."""
 
 
 @dataclass(frozen=True, slots=True)

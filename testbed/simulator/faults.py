@@ -84,7 +84,7 @@ def with_eval_sets(spec: RunSpec) -> RunSpec:
         return spec
     sets = (
         EvalSet("a", rng.choice([1, 3]), rng.choice([1, 4]), rng.choice([0, 1, 3])),
-        EvalSet("b", rng.choice([2, 4]), 3, rng.choice([0, 2]), truth=True),
+        EvalSet("b", rng.choice([2, 4]), 3, rng.choice([0, 2])),
     )[: rng.choice([1, 2])]
     metric = rng.choice(["", f"a/pass@{sets[0].samples}", "a/reward"])
     return replace(spec, eval_sets=sets, best_metric=metric)

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from paceline.config.fields import Fixed, LocalPath, Positive, Section
 from paceline.config.sections.inputs import DataConfig, RewardConfig, Rewards
-from paceline.config.sections.scorers import named_scorer
 
 HELD_OUT = "held_out"
 """Name of the set of data.eval_path."""
@@ -80,11 +79,3 @@ class EvaluationConfig(Section):
     best_metric: str | None = None
     """Metric that chooses the best checkpoint, as SET/METRIC: math500/pass@1, aime/maj@8. Default:
     the reward of held_out, or of the first set by name."""
-
-
-def measures_truth(of: EvalSetConfig, training: RewardConfig) -> bool:
-    """True if the set shows what a learned reward stands for: scorers reward the training, and none
-    rewards the set."""
-    if of.reward is None:
-        return False
-    return any(map(named_scorer, training.functions)) and not any(map(named_scorer, of.reward))

@@ -120,7 +120,7 @@ class ArchiveConfig(Section):
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
 
 
-AlertKind = Literal["fault", "stall", "nan", "held_out", "reward_hacking", "end"]
+AlertKind = Literal["fault", "stall", "nan", "held_out", "end"]
 
 
 class AlertsConfig(Section):
