@@ -2,14 +2,11 @@
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 CHUNK = 4 << 20
-BLOCK = 1 << 16
-LOOK_S = 0.2  # Polling interval: there is no portable way to wait for a file
 
 
 class FileTail:
@@ -17,11 +14,10 @@ class FileTail:
     and appends to the copy. The tail continues in the copy at the same offset if the line before it
     is the one it read last, and otherwise begins anew."""
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        """``offset``: of the first line to read, in bytes."""
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
-        self._offset = offset
+        self._offset = 0  # of the next line, in bytes
         self._last = b""
 
     def read(self) -> list[bytes]:
@@ -39,13 +35,6 @@ class FileTail:
             self._offset += end
             self._last = data[max(0, data.rfind(b"\n", 0, end - 1) + 1) : end]
         return lines
-
-    def rest(self) -> bytes:
-        """Bytes after the last line that was read: a line without its end."""
-        if self._file is None:
-            return b""
-        self._file.seek(self._offset)
-        return self._file.read()
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The JSON objects up to the end of the file; a line that cannot be parsed is skipped."""
@@ -86,39 +75,3 @@ def log_files(run_dir: Path) -> dict[str, Path]:
     if redis.is_file():
         found.setdefault("redis", redis)
     return found
-
-
-def last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """The last ``count`` complete lines and the offset after them, in bytes. Text after the last
-    line end is left for the next reader. Reads only the end of the file. Raises OSError."""
-    with path.open("rb") as file:
-        at = file.seek(0, os.SEEK_END)
-        data = b""
-        while at > 0 and data.count(b"\n") <= count:
-            size = min(BLOCK, at)
-            at -= size
-            file.seek(at)
-            data = file.read(size) + data
-        reached = data.rfind(b"\n") + 1
-        lines = data[:reached].splitlines()
-        return [_text(line) for line in lines[max(0, len(lines) - count) :]], at + reached
-
-
-def new_lines(path: Path, offset: int, over: Callable[[], bool]) -> Iterator[str]:
-    """Complete lines after ``offset`` as they are written, until ``over()`` and the end. Blocks. A
-    file that is replaced or truncated is read from its beginning. At the end, a last line without a
-    line end is returned too."""
-    tail = FileTail(path, offset)
-    while True:
-        ending = over()  # before reading: lines written before the end are still read
-        while lines := tail.read():
-            yield from map(_text, lines)
-        if ending:
-            if rest := tail.rest():
-                yield _text(rest)
-            return
-        time.sleep(LOOK_S)
-
-
-def _text(line: bytes) -> str:
-    return line.decode(errors="replace").rstrip("\r")

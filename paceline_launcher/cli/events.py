@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -121,7 +122,7 @@ def logs(
         follow --follow -f: Print new lines until the run ends.
         lines --lines -n N: Start with the last N lines.
     """
-    from paceline.observe.file_tail import last_lines, log_files, new_lines
+    from paceline.observe.file_tail import log_files
     from paceline.observe.fleet_file import FleetRecord
 
     run_dir = given_or_default(run_dir)
@@ -134,14 +135,20 @@ def logs(
     if process not in known:
         there = ", ".join(known) or "none, because `paceline up` has started no process in it"
         raise BadInput(f"no process {process[:64]!r} wrote a log in {run_dir}. There are: {there}")
-    safe = sys.stdout.isatty()
-    last, offset = last_lines(known[process], lines)
-
-    def over() -> bool:
+    command = ["tail", f"--lines={lines}"]
+    if follow:
         # Without a record the processes were started by hand, and nothing tells when they are done.
         record = FleetRecord.read(run_dir)
-        return record is not None and not record.supervisor.alive() and not record.survivors()
-
-    new = new_lines(known[process], offset, over if follow else lambda: True)
-    for line in (*last, *new):
-        typer.echo(printable(line) if safe else line)
+        alive = [record.supervisor, *record.survivors()] if record is not None else []
+        pids = [process.pid for process in alive if process.alive()][:1]
+        ended = record is not None and not pids
+        command += [] if ended else ["-F", "--sleep-interval=0.2", *(f"--pid={n}" for n in pids)]
+    safe = sys.stdout.isatty()
+    with subprocess.Popen([*command, known[process]], stdout=subprocess.PIPE) as tail:
+        assert tail.stdout is not None
+        try:
+            for line in tail.stdout:
+                text = line.decode(errors="replace").rstrip("\r\n")
+                typer.echo(printable(text) if safe else text)
+        finally:
+            tail.terminate()  # the reader may have gone

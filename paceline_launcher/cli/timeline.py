@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
@@ -88,13 +87,12 @@ def _unix(text: str) -> float:
 
 def _end_of(run: Path) -> float:
     """Unix seconds at which the run ended, by the last line of its events, or now."""
-    from paceline.observe.file_tail import last_lines
+    from paceline.observe.run_files import read_lines
     from paceline.observe.runs import is_running
 
     if not is_running(run):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            lines, _ = last_lines(run / "events.jsonl", 1)
-            return float(json.loads("".join(lines))["t"])
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            return float([*read_lines(run / "events.jsonl")][-1]["t"])
     return time.time()
 
 

@@ -1,6 +1,8 @@
 """``paceline logs``: the last lines, those that are added, and which logs there are."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -8,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.errors import BadInput
-from paceline.observe.file_tail import BLOCK, last_lines, log_files, new_lines
+from paceline.observe.file_tail import log_files
 from paceline.observe.fleet_file import FleetRecord, ProcessId
 from paceline_launcher.cli import app
 
@@ -44,39 +46,29 @@ def test_a_name_of_no_process_is_no_path_and_refused_with_those_there_are(
     assert "policy-0, rollout-0, rollout-1, redis" in str(shown.exception)
 
 
-def test_last_lines_of_a_file_larger_than_a_block(tmp_path: Path) -> None:
-    path = tmp_path / "long.log"
-    lines = [f"{i:06d} " + "x" * 90 for i in range(3 * BLOCK // 97)]
-    path.write_text("\n".join(lines) + "\nhalf")
-    shown, offset = last_lines(path, 1500)
-    assert shown == lines[-1500:]
-    assert path.read_bytes()[offset:] == b"half"
-    assert last_lines(path, 10**6)[0] == lines
-
-
-def test_lines_are_followed_across_pieces_and_a_replaced_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.log"
-    path.write_text("old\nsec")
-    _, offset = last_lines(path, 0)
-
-    def append(text: str) -> None:
-        with path.open("a") as file:
-            file.write(text)
-
-    def replace() -> None:
-        (tmp_path / "fresh").write_text("begun anew\n")
-        (tmp_path / "fresh").rename(path)
-
-    # What happens between two looks; after the last one the run is over.
-    moves = [lambda: append("ond\nth"), lambda: append("ird\n"), replace, lambda: append("last")]
-
-    def over() -> bool:
-        if moves:
-            moves.pop(0)()
-            return False
-        return True
-
-    assert list(new_lines(path, offset, over)) == ["second", "third", "begun anew", "last"]
+def test_lines_are_followed_over_a_replaced_file_until_the_supervisor_has_ended(
+    run_dir: Path,
+) -> None:
+    path = run_dir / "logs" / "policy-0.log"
+    script = "import sys; sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as supervisor:
+        FleetRecord("tiny", supervisor=ProcessId.of(supervisor.pid)).write(run_dir)
+        words = ["logs", "policy-0", "--run-dir", str(run_dir), "-f", "-n", "1"]
+        command = [sys.executable, "-m", "paceline_launcher", *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            assert following.stdout.readline() == "policy-0 three\n"
+            with path.open("a") as file:
+                file.write("second\n")
+            assert following.stdout.readline() == "second\n"
+            (run_dir / "fresh").write_text("begun anew\n")
+            (run_dir / "fresh").rename(path)
+            assert following.stdout.readline() == "begun anew\n"
+            with path.open("a") as file:
+                file.write("last")
+            supervisor.communicate()
+            assert following.stdout.read() == "last\n"
+        assert following.returncode == 0
 
 
 def test_following_ends_when_the_fleet_has_ended(run_dir: Path) -> None:
