@@ -24,7 +24,7 @@ from paceline_launcher.cli.common import (
     SetOption,
     print_json,
 )
-from paceline_launcher.cli.up import check, run_to_end, steps_to_extend_to
+from paceline_launcher.cli.up import run_to_end, steps_to_extend_to
 from paceline_launcher.terminal import printable
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
     from paceline.rpc.auth import own_token
     from paceline_launcher.launch.job import served_settings
     from paceline_launcher.launch.run_dir import check_no_leader, end_leftovers, locked
+    from paceline_launcher.preflight.checks import Place, passed
+    from paceline_launcher.preflight.findings import Start
 
     with locked(this.run_dir):
         extends_to = steps_to_extend_to(this.config, this.run_dir)
@@ -158,8 +160,9 @@ def _lead(this: _Node, wait_s: float, as_json: bool) -> int:
         stop_redis(this.run_dir)
         settings = served_settings(this.config, this.place, this.run_dir)
         own_token(this.run_dir)
-        here = settings.fleet.provider == "local"
-        check(settings, this.run_dir, workers=here, placed=_workers_here(this))
+        at = Place.ANYWHERE | Place.CONTROL
+        at |= Place.WORKERS if settings.fleet.provider == "local" else Place(0)
+        passed(Start(settings, this.run_dir, here=True, placed=_workers_here(this)), at)
         check_no_leader(settings)
         _resolved(this.place.master, wait_s)
         names = ", ".join(_workers_here(this)) or "no worker"
@@ -198,6 +201,8 @@ def _follow(this: _Node, wait_s: float) -> int:
     from paceline_launcher.launch.job import node_directory
     from paceline_launcher.launch.run_dir import end_leftovers, locked
     from paceline_launcher.live_view import RunOutput
+    from paceline_launcher.preflight.checks import Place, passed
+    from paceline_launcher.preflight.findings import Start
 
     output = RunOutput(node_directory(this.run_dir, this.place.rank) / "node.log")
 
@@ -206,7 +211,8 @@ def _follow(this: _Node, wait_s: float) -> int:
         output.print(text, markup=False, highlight=False, soft_wrap=True)
 
     node = FollowingNode(this.place, this.run_dir, this.job, wait_s, note, this.workers)
-    check(this.config, this.run_dir, control=False, placed=_workers_here(this))
+    placed = _workers_here(this)
+    passed(Start(this.config, this.run_dir, here=True, placed=placed), Place.WORKERS)
     home = node_directory(this.run_dir, this.place.rank)
     with locked(home):
         if left := end_leftovers(home):

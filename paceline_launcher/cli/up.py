@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.observe.fleet_file import FleetRecord
     from paceline_launcher.launch.node_workers import NodeWorkers
-    from paceline_launcher.preflight.findings import Finding
 
 
 def up(
@@ -68,7 +67,14 @@ def up(
     from paceline_launcher.launch.node_workers import NodeWorkers
     from paceline_launcher.launch.run_dir import check_no_leader, clear, end_leftovers, locked
     from paceline_launcher.node_placement import machine_gpus
-    from paceline_launcher.preflight.checks import LENGTH, PLACEMENT, default_run_dir
+    from paceline_launcher.preflight.checks import (
+        LENGTH,
+        PLACEMENT,
+        Place,
+        default_run_dir,
+        passed,
+    )
+    from paceline_launcher.preflight.findings import Start
     from paceline_launcher.preflight.machine import turns_needed
 
     set_process_limits()
@@ -97,7 +103,8 @@ def up(
             raise typer.Exit(
                 run_to_end(settings, directory, workers, line, as_json=as_json, earlier=earlier)
             )
-    checks = check(settings, directory, fresh=fresh)
+    start = Start(settings, directory, fresh=fresh, here=True)
+    checks = passed(start, Place.ANYWHERE | Place.CONTROL | Place.WORKERS)
     if dry_run:
         told = {c.name: c.found for c in checks if c.state == "ok"}
         told = {"ready": line} | {name: told[name] for name in (LENGTH, PLACEMENT) if name in told}
@@ -132,34 +139,6 @@ def steps_to_extend_to(settings: Config, directory: Path) -> int:
     now, _ = in_force(settings, directory)
     run = Projection.read(directory)
     return steps_of(now) if can_extend(run, lambda: steps_of(now)) else 0
-
-
-def check(
-    settings: Config,
-    directory: Path,
-    *,
-    fresh: bool = False,
-    control: bool = True,
-    workers: bool = True,
-    placed: Collection[str] | None = None,
-) -> list[Finding]:
-    """Prints warnings. ``control``: Redis and the controllers start on this machine. ``workers``:
-    workers do. ``placed``: those that have places on this node; default: all. Raises BadInput with
-    a line for each check that failed."""
-    from paceline_launcher.preflight.checks import Place, run_checks
-    from paceline_launcher.preflight.findings import Start
-
-    at = Place.ANYWHERE | Place.CONTROL if control else Place(0)
-    at |= Place.WORKERS if workers else Place(0)
-    start = Start(settings, directory, fresh=fresh, here=True, placed=placed)
-    checks = list(run_checks(start, at))
-    failed = [str(check) for check in checks if check.state == "fail"]
-    if failed:
-        raise BadInput("\n".join(failed))
-    for check in checks:
-        if check.state == "warn":
-            typer.echo(f"warning: {check}", err=True)
-    return checks
 
 
 def _fleet_left(settings: Config, directory: Path) -> FleetRecord:

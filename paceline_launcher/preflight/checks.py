@@ -12,7 +12,7 @@ from enum import Flag, auto
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.errors import in_words
+from paceline.errors import BadInput, in_words
 from paceline_launcher.preflight import data, machine, models, network, user_code
 from paceline_launcher.preflight.earlier_run import config_warnings, earlier_run
 from paceline_launcher.preflight.findings import Finding, Findings, Start, fail, skip
@@ -48,7 +48,6 @@ CHECKS = (
     Check("python", _M, machine.packages),
     Check("devices", _M, machine.devices),
     Check("shared memory", _M, machine.shared_memory),
-    Check("packages", _A | _W, machine.shadowed_packages),
     Check("settings", _A, lambda start: config_warnings(start.config)),
     Check("vllm", _M | _W, machine.vllm),
     Check("C compiler", _W, machine.compiler),
@@ -101,3 +100,15 @@ def run_checks(start: Start, at: Place) -> Iterator[Finding]:
             yield replace(fail(in_words(error), "Give another path"), name=check.name)
         finally:
             slow.cancel()
+
+
+def passed(start: Start, at: Place) -> list[Finding]:
+    """The findings of a start ``at`` these places, with warnings on standard error. Raises BadInput
+    with a line for each check that failed."""
+    found = list(run_checks(start, at))
+    for check in found:
+        if check.state == "warn":
+            print(f"warning: {check}", file=sys.stderr)
+    if failed := [str(check) for check in found if check.state == "fail"]:
+        raise BadInput("\n".join(failed))
+    return found

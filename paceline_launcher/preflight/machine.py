@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import psutil
 
-import paceline
 from paceline.config.model_files import model_file
 from paceline.config.schema import Config
 from paceline.errors import BadInput, plural
@@ -33,20 +31,8 @@ DISK_WARN = 10 * GIB
 DISK_FAIL = 64 << 20  # a run writes so much before its first checkpoint
 STATE_PER_WEIGHT_BYTE = 6
 """Master weights and both moments, float32, for each byte of weights stored as bfloat16."""
-ROLE_PACKAGES = ("controller", "policy_worker", "rollout_worker", "scorer_worker")
 DRIVER = Path("/proc/driver/nvidia")
 WSL = Path("/dev/dxg")  # its GPUs have no other device file
-
-
-def shadowed_packages(start: Start) -> Findings:
-    """A file in PYTHONPATH would run in the place of a role's package."""
-    root = Path(str(paceline.__file__)).resolve().parents[1]
-    for name in ROLE_PACKAGES:
-        spec = importlib.util.find_spec(name)
-        found = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
-        if found is None or root not in found.parents:
-            shown = f"{name}: {found} is found in place of Paceline's own package"
-            yield fail(shown, "Rename it, or take its directory out of PYTHONPATH")
 
 
 def packages(start: Start) -> Findings:
