@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,19 +70,20 @@ def drain(worker: str, *, target: Target, replace: bool = False, wait: Seconds =
         replace: Keep the desired number: another worker takes its place.
         wait SECONDS: Wait for it to leave, at most this long.
     """
-    meant = 0
     _ask("Drain", {"worker_id": worker, "replace": replace}, target)
-
-    def left(status: admin_pb2.StatusReply) -> bool:
-        """True if the process that had the name when it was asked has left."""
-        nonlocal meant
+    meant, deadline = 0, time.monotonic() + wait
+    while wait:
+        status = target.ask(_status)
         here = next((w for w in status.workers if w.worker_id == worker), None)
         if here is None or here.state in ("stopped", "dead"):
-            return True
+            return
+        # Another process may have its name by now.
         meant = meant or here.incarnation
-        return here.incarnation != meant or status.phase in ("finished", "failed")
-
-    _wait(target, left, wait, f"{worker} has not left")
+        if here.incarnation != meant or status.phase in ("finished", "failed"):
+            return
+        if time.monotonic() > deadline:
+            raise UserError(f"{worker} has not left within {wait:g} s")
+        time.sleep(POLL_S)
 
 
 def pause(*, target: Target) -> None:
@@ -102,18 +102,14 @@ def resume(*, target: Target) -> None:
     _ask("Pause", {"paused": False}, target)
 
 
-def checkpoint(*, target: Target, wait: Seconds = 0.0) -> None:
+def checkpoint(*, target: Target) -> None:
     """Write a checkpoint beside the regular ones, after the next step.
 
-    Example: paceline checkpoint --run-dir runs/demo --wait 300
+    `paceline events --follow` tells when it is written.
 
-    Args:
-        wait SECONDS: Wait until it is written, at most this long.
+    Example: paceline checkpoint --run-dir runs/demo
     """
-    before = target.ask(_status).checkpoint_step
     _ask("SaveCheckpoint", {}, target)
-    late = f"no checkpoint after that of step {before} is written"
-    _wait(target, lambda status: status.checkpoint_step > before, wait, late)
 
 
 def stop(*, target: Target, reason: str = "paceline stop") -> None:
@@ -154,17 +150,6 @@ def _ask(name: str, fields: dict[str, Any], target: Target, method: str = "") ->
     typer.echo(reply.message or "done")
     for c in reply.changes if fields.get("dry_run") else ():
         typer.echo(f"  {c.name}: {c.old} -> {c.new} from step {c.step}")
-
-
-def _wait(
-    target: Target, done: Callable[[admin_pb2.StatusReply], bool], limit_s: float, late: str
-) -> None:
-    """Waits until ``done`` at most ``limit_s`` seconds; 0: not at all. Raises UserError."""
-    deadline = time.monotonic() + limit_s
-    while limit_s and not done(target.ask(_status)):
-        if time.monotonic() > deadline:
-            raise UserError(f"{late} within {limit_s:g} s")
-        time.sleep(POLL_S)
 
 
 async def _status(control: ControlPlane) -> admin_pb2.StatusReply:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -26,14 +25,11 @@ from paceline_launcher.terminal import printable
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
 
-POSITION = r"(\d{1,20}(-\d{1,20})?)?"
-
 
 def events(
     *,
     target: Target,
     follow: bool = False,
-    after: str = "",
     all_kinds: bool = False,
     kinds: list[EventType] | None = None,
     faults: bool = False,
@@ -48,23 +44,19 @@ def events(
 
     Args:
         follow --follow -f: Print new events as they happen.
-        after POSITION: Start after this journal position.
         all_kinds --all: Print every journal event, leases and votes included.
         kinds --kind KIND: Only this kind, such as WorkerDied; may be repeated.
         faults: Only warnings and errors.
     """
-    from paceline.observe.event_history import is_listed, position_key
+    from paceline.observe.event_history import is_listed
     from paceline.observe.run_watcher import follow_events
-
-    if not re.fullmatch(POSITION, after):
-        raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
 
     def wanted(event: Mapping[str, Any]) -> bool:
         fault = event.get("severity") in ("warning", "error")
         return (fault or not faults) and (not kinds or event["type"] in kinds)
 
     async def watch(control: ControlPlane) -> None:
-        async for event in follow_events(control, after, follow=follow):
+        async for event in follow_events(control, follow=follow):
             if (all_kinds or is_listed(event)) and wanted(event):
                 # The run's files call it t.
                 at = {"t": round(event["at"], 3)} if "at" in event else {}
@@ -83,8 +75,7 @@ def events(
         raise BadInput(f"--run-dir: {target.run_dir} has no events.jsonl: not a run directory")
     steps_too = as_json or kinds
     for event in read_lines(path):
-        late = not after or position_key(event["position"]) > position_key(after)
-        if late and wanted(event) and (steps_too or event["type"] not in AT_EVERY_STEP):
+        if wanted(event) and (steps_too or event["type"] not in AT_EVERY_STEP):
             _print(event, as_json)
 
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from paceline.v1 import admin_pb2
 
 ANSWER_LIMIT_S = 3.0
-EVENTS_SHOWN = 8  # of those before the view began
-LOOK_BACK_S = 60.0  # Without run files, events are shown from so long ago
+LOOK_BACK_S = 60.0  # The view begins with the events of so long ago
 
 
 def status(*, target: Target, as_json: JsonOption = False) -> None:
@@ -90,7 +89,6 @@ def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0)
         every SECONDS: Refresh interval.
     """
     from paceline.observe.event_history import ENDS, is_listed, text_of
-    from paceline.observe.projection import Projection
     from paceline.observe.run_watcher import GONE_S, follow_events, leader_status
     from paceline.observe.runs import read_run
     from paceline.observe.vocabulary import AT_EVERY_STEP
@@ -100,14 +98,11 @@ def top(*, target: Target, every: Annotated[float, typer.Option(min=0.1)] = 1.0)
     run_dir = target.run_dir
 
     async def look_on(control: ControlPlane) -> str:
-        past = Projection() if run_dir is None else Projection.read(run_dir)
         console, answered = Console(), -math.inf
-        for event in past.history.after(None, limit=EVENTS_SHOWN, kinds="notable", newest=True):
-            console.note(event.text, event.t)
 
         async def tell() -> None:
             # A journal position is the time in milliseconds.
-            after = past.position or f"{round((time.time() - LOOK_BACK_S) * 1e3)}-0"
+            after = f"{round((time.time() - LOOK_BACK_S) * 1e3)}-0"
             with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):  # the poll says so
                 async for event in follow_events(control, after):
                     if is_listed(event) and event["type"] not in AT_EVERY_STEP:
