@@ -34,11 +34,9 @@ class MetricStore:
     def names(self) -> list[str]:
         return sorted(self._values)
 
-    def column(self, name: str, newest: int = 0) -> list[tuple[int, float]]:
-        """(step, value) of the finite values of a metric, in order of steps; ``newest``: only those
-        of so many newest steps."""
-        values = self._values.get(name, array("d"))
-        pairs = zip(self.steps[-newest:], values[-newest:], strict=False)
+    def column(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of the finite values of a metric, in order of steps."""
+        pairs = zip(self.steps, self._values.get(name, array("d")), strict=False)
         return [(step, value) for step, value in pairs if math.isfinite(value)]
 
     def append(self, row: Mapping[str, Any]) -> None:

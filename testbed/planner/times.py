@@ -109,7 +109,7 @@ def read_run(run_dir: Path) -> RunTimes:
         )
 
     def mean(name: str) -> float:
-        values = [value for _, value in metrics.column(name, steps)]
+        values = [value for _, value in metrics.column(name)[-steps:]]
         if not values:
             raise BadInput(f"--from-run {run_dir}: metrics.jsonl has no {name}")
         return fmean(values)
