@@ -149,9 +149,10 @@ class Timeline:
                 start, kind = self._votes[worker][0], "wait"
             name = f"in step {step['step']}"
             yield Slice(worker, WORK, name, kind, start, self.t, about={"open": 1})
-        for task_id, group in self._groups.items():
+        in_step = frozenset(step["groups"])
+        for task_id, group in self._groups.items() if self._each else ():
             state = "ready" if group.accepted else "being generated"
-            if task_id in step["groups"]:
+            if task_id in in_step:
                 state = f"in step {step['step']}"
             yield self._slice_of(task_id, group, f"{state} at the end of the trace")
 

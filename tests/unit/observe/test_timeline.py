@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -240,6 +241,19 @@ def test_a_dead_worker_is_down_until_it_comes_back_and_its_groups_say_why():
     groups = [i for i in run.items if isinstance(i, Slice) and i.kind == "group"]
     assert [g.about["outcome"] for g in groups] == ["released: owner died"] * 2
     assert [m.text for m in run.items if isinstance(m, Mark)] == ["r0 died (exit)"]
+
+
+def test_a_large_fleet_with_many_groups_in_hand_is_shown_at_once():
+    lanes, workers = SwimLanes(), [f"r{n}" for n in range(500)]
+    for n, worker in enumerate(workers):
+        leases = [[f"t{n}.{m}", 1] for m in range(16)]
+        lanes.timeline.take(1.0, {"type": "TasksLeased", "worker_id": worker, "leases": leases})
+    groups = [f"t{n}.0" for n in range(500)]
+    opened = {"type": "StepOpened", "step": 1, "groups": groups, "shards": {}}
+    lanes.timeline.take(2.0, opened)
+    begun = time.process_time()
+    shown = lanes.window(10.0, 10.0, 300)
+    assert len(shown["lanes"]) == 500 and time.process_time() - begun < 0.5
 
 
 def test_seats_have_a_lane_with_their_holders():
