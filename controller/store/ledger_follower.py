@@ -94,10 +94,10 @@ def totals_of(snapshot: LedgerSnapshot) -> Totals:
 
 
 def coverage_of(totals: Totals, state: State) -> CoverageReport:
-    """Report of every row and its outcome. Linear in tasks in memory and in drops."""
+    """Report of rows that have no outcome, or two. Linear in tasks in memory and in drops."""
     tasks = state.tasks
     in_flight = (
-        (task.ordinal, str(task.state))
+        task.ordinal
         for task in tasks.records.values()
         if task.kind is Kind.TRAIN and task.state not in (None, TaskState.TRAINED)
     )

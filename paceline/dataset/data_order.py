@@ -12,7 +12,6 @@ numbers: controllers of every machine and Python compute the same order.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -155,18 +154,6 @@ class DataOrder:
     def source_of(self, row: int) -> int:
         """Number of the source that has ``row``."""
         return bisect_right(_ends(self.sources), row) if self.sources else 0
-
-    def rows_of(self, number: int) -> int:
-        return self.sources[number].rows if self.sources else self.rows
-
-    def count(self, start: int, stop: int) -> Counter[tuple[int, int]]:
-        """Tasks of ``range(start, stop)`` by (pass, number of the source)."""
-        if len(self.sources) < 2 and not self.weighted:
-            passes = range(start // self.rows, -(-stop // self.rows))
-            spans = ((max(start, p * self.rows), min(stop, (p + 1) * self.rows)) for p in passes)
-            return Counter({(first // self.rows, 0): last - first for first, last in spans})
-        places = map(self.place, range(start, stop))
-        return Counter((dataset_pass, self.source_of(row)) for dataset_pass, row in places)
 
     def _block(self, number: int) -> tuple[list[int], list[list[int]]]:
         return _block(self.seed, number, tuple(source.share for source in self.sources))

