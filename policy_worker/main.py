@@ -23,7 +23,6 @@ import functools
 import json
 import logging
 import math
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -74,14 +73,9 @@ def run(config: Config, options: Namespace, place: TorchrunPlace | None = None) 
     started from outside."""
     logs.setup(options.id)
     torch.set_num_threads(config.fleet.policy_threads)
-    worker: PolicyWorker | None = None
-    try:
-        with loading_model(config.model.path):
-            worker = PolicyWorker(config, options, place)
-        worker.run()
-    except RequestRefused as error:
-        print(f"policy_worker: the controller refused {options.id}: {error}", file=sys.stderr)
-        return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
+    with loading_model(config.model.path):
+        worker = PolicyWorker(config, options, place)
+    worker.run()
     return 0
 
 

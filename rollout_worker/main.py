@@ -82,13 +82,9 @@ def run(config: Config, options: argparse.Namespace) -> int:
     place = options.controllers, options.id
     logs.setup(options.id)
     sys.setswitchinterval(_SWITCH_S)
-    try:
-        with loading_model(config.model.path):
-            worker = RolloutWorker(config, *place, options.tensor_host, options.run_dir)
-        asyncio.run(worker.run())
-    except RequestRefused as error:
-        print(f"rollout_worker: the controller refused {options.id}: {error}", file=sys.stderr)
-        return 2 if error.bad_input and not worker.admitted else 1
+    with loading_model(config.model.path):
+        worker = RolloutWorker(config, *place, options.tensor_host, options.run_dir)
+    asyncio.run(worker.run())
     return 0
 
 

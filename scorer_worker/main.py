@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import logging
 import secrets
-import sys
 import time
 from contextlib import nullcontext
 
@@ -28,7 +27,7 @@ from paceline.process.waits import WaitKind, loading_model, waiting
 from paceline.process.worker_resources import Resources
 from paceline.rpc.addresses import own_address
 from paceline.rpc.auth import worker_token
-from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.client import ControlPlane
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.turn import Turn
 from paceline.v1 import common_pb2, worker_pb2
@@ -43,12 +42,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
     """Runs until the controller says STOPPED or the worker is drained. Returns the exit status.
     Raises UserError."""
     logs.setup(options.id)
-    try:
-        worker = ScorerWorker(config, options)
-        asyncio.run(worker.run())
-    except RequestRefused as error:
-        print(f"scorer_worker: the controller refused {options.id}: {error}", file=sys.stderr)
-        return 2 if error.bad_input and not worker.admitted else 1
+    asyncio.run(ScorerWorker(config, options).run())
     return 0
 
 
@@ -62,7 +56,6 @@ class ScorerWorker:
         self.control = ControlPlane.from_config(config, options.controllers, options.run_dir)
         self.lifecycle: worker_pb2.Lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.resources = Resources()
-        self.admitted = False
         self.seat, self.turn = seat_of(config, self.worker_id, self.name), Turn()
         self.wanted = worker_pb2.Seat()
         self.switching, self.switched = False, 0
@@ -117,7 +110,6 @@ class ScorerWorker:
         session.on_directive(self._converge)
         with waiting(WaitKind.CONTROLLER, "registering"):
             await session.register()
-        self.admitted = True
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         event(log, "ready", scorer=self.name, address=address)
         return session

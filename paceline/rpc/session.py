@@ -24,11 +24,12 @@ from typing import Any
 import grpc.aio
 
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.process import waits
 from paceline.process.memory_kills import memory_kills
 from paceline.process.structured_log import event
 from paceline.redis.client import front_moved
-from paceline.rpc.client import Backoff, ControlPlane
+from paceline.rpc.client import Backoff, ControlPlane, RequestRefused
 from paceline.v1 import common_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,8 @@ class WorkerSession:
 
     async def register(self, state_version: int = -1) -> worker_pb2.RegisterReply:
         """Registers this process as a new incarnation and returns the leader's reply. By default it
-        waits for a leader without limit. Raises RequestRefused if the fleet's config differs or the
-        run has ended."""
+        waits for a leader without limit. Raises RequestRefused if the fleet's config differs (of
+        the first registration with BadInput's exit status) or the run has ended."""
         from paceline.config.load import fleet_digest
         from paceline.process.origins import origins_of, release
 
@@ -125,7 +126,14 @@ class WorkerSession:
             origins=origins_of(self.config, role, self.scorer),
             seat=self.seat,
         )
-        reply: worker_pb2.RegisterReply = await self.call("WorkerService.Register", request)
+        reply: worker_pb2.RegisterReply
+        try:
+            reply = await self.call("WorkerService.Register", request)
+        except RequestRefused as refused:
+            if refused.bad_input and not self._incarnation:
+                refused.exit_status = BadInput.exit_status
+            refused.args = (f"the controller refused {self.worker_id}: {refused}",)
+            raise
         self._incarnation = incarnation
         self._seq = 0
         self.directive = None

@@ -7,15 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
 import pytest
 from redis.exceptions import ConnectionError as RedisAway
 
-import policy_worker.main
-import rollout_worker.main
 from controller.ledger.decisions.commands import CommandRefused
 from controller.runtime import NotLeading
 from controller.services.grpc_server import Services
@@ -24,7 +22,8 @@ from paceline.payloads.group_limits import Invalid
 from paceline.rpc import client
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.grpc_channel import METHODS
-from paceline.v1 import admin_pb2, common_pb2, rollout_pb2
+from paceline.rpc.session import WorkerSession
+from paceline.v1 import admin_pb2, common_pb2, rollout_pb2, worker_pb2
 from tests.fixtures.configs import config_of
 from tests.fixtures.sockets import fresh_address
 
@@ -283,9 +282,8 @@ async def test_a_fault_of_the_controller_is_a_refusal_that_says_so() -> None:
         assert refused.value.code == "UNKNOWN"
 
 
-@pytest.mark.parametrize("role", ["RolloutWorker", "PolicyWorker"])
 @pytest.mark.parametrize(
-    ("code", "admitted", "status"),
+    ("code", "again", "status"),
     [
         ("INVALID_ARGUMENT", False, 2),
         ("FAILED_PRECONDITION", False, 2),
@@ -295,16 +293,22 @@ async def test_a_fault_of_the_controller_is_a_refusal_that_says_so() -> None:
         ("INVALID_ARGUMENT", True, 1),
     ],
 )
-def test_only_a_registration_can_be_refused_for_bad_input(
-    monkeypatch: pytest.MonkeyPatch, role: str, code: str, admitted: bool, status: int
+async def test_only_the_first_registration_can_be_refused_for_bad_input(
+    code: str, again: bool, status: int
 ) -> None:
     """Status 2 ends the whole run: the supervisor starts nothing again for it."""
-    rollout = role == "RolloutWorker"
-    module: Any = rollout_worker.main if rollout else policy_worker.main
-    run = (AsyncMock if rollout else Mock)(side_effect=RequestRefused(code, "why"))
-    worker = SimpleNamespace(admitted=admitted, run=run)
-    monkeypatch.setattr(module, role, lambda *_: worker)
-    monkeypatch.setattr(module.logs, "setup", lambda _: None)
-    config = config_of()
-    given = {"controllers": ["127.0.0.1:1"], "run_dir": None, "tensor_host": None}
-    assert module.run(config, SimpleNamespace(id="w", **given)) == status
+    call = AsyncMock(return_value=worker_pb2.RegisterReply())
+    control: Any = SimpleNamespace(call=call)
+    session = WorkerSession(
+        control,
+        worker_id="w",
+        role=common_pb2.ROLE_ROLLOUT,
+        config=config_of(),
+        report=worker_pb2.Report,
+    )
+    if again:
+        await session.register()
+    call.side_effect = RequestRefused(code, "why")
+    with pytest.raises(RequestRefused, match=f"the controller refused w: {code}: why") as refused:
+        await session.register()
+    assert refused.value.exit_status == status
