@@ -16,8 +16,6 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.errors import UserError
-from paceline.payloads.open_store import open_payloads
-from paceline.payloads.store import Payloads, PayloadStore
 from paceline.process.kernel_state import kernel_state
 from paceline.process.structured_log import event
 from paceline.process.threads import BackgroundLoop
@@ -28,7 +26,6 @@ from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, worker_pb2
 from paceline.worker_pools import seat_of
 from policy_worker.model.train_state import NO_VERSION, TrainState
-from policy_worker.rows.payload_reader import read_payloads
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +64,6 @@ class BlockingControlPlane:
         """When the controller sent STOPPED (monotonic); infinite before."""
         self.leaving = False
         """A signal has told this process to leave."""
-        self._payloads: PayloadStore | None = None
 
     def _received(self, directive: worker_pb2.Directive) -> None:
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
@@ -84,7 +80,6 @@ class BlockingControlPlane:
         """Joins the fleet without any state. Raises RequestRefused if the controller refuses this
         worker, for example because its config differs."""
         reply = self._background.run(self._session.register())
-        self._payloads = open_payloads(reply.payload_urls, reply.run_id, reply.rendezvous_url)
         self._running = self._background.submit(self._session.run())
         self._running.add_done_callback(lambda _: self._wake.set())
         return reply
@@ -119,9 +114,12 @@ class BlockingControlPlane:
         return directive is not None and directive.HasField("seat") and not directive.seat.hold
 
     def step_is_left(self) -> bool:
-        """True if the run stops without the step that is computed, or has ended."""
+        """True if the run stops without the step that is computed, or has ended, or the session
+        has: the next wait says why."""
+        if self.stopped or (self._running is not None and self._running.done()):
+            return True
         directive = self.directive
-        return self.stopped or (directive is not None and directive.leave_step)
+        return directive is not None and directive.leave_step
 
     @property
     def stopped(self) -> bool:
@@ -142,17 +140,6 @@ class BlockingControlPlane:
     def call(self, method: str, request: Any, over: Callable[[], bool]) -> Any | None:
         """The reply; None if ``over()`` turned true first. Raises RequestRefused."""
         return self._await(self._background.submit(self._plane.call(method, request, None)), over)
-
-    def fetch(self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]) -> Payloads | None:
-        """The payload of each of ``keys``, in their order, and None for one that is lost. None
-        instead of a list if ``over()`` turned true first. Waits out failures of the store."""
-        if not keys:
-            return []
-        if self._payloads is None:
-            raise RuntimeError("payloads are known to a registered worker")
-        reading = self._background.submit(read_payloads(self._payloads, keys))
-        found: Payloads | None = self._await(reading, over)
-        return found
 
     def post(
         self,
@@ -198,8 +185,6 @@ class BlockingControlPlane:
         if self._running is not None:
             self._background.run(self._session.close())
         self._background.run(self._plane.close())
-        if self._payloads is not None:
-            self._background.run(self._payloads.close())
         self._background.close()
 
     def _await(self, future: Future[Any], over: Callable[[], bool]) -> Any | None:

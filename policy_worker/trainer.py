@@ -53,7 +53,7 @@ from policy_worker.rows.group_reading import AcceptedGroup
 from policy_worker.rows.packing import settle_rows
 from policy_worker.rows.payload_reader import PayloadReader, StorePlace
 from policy_worker.rows.replica import Replica
-from policy_worker.rows.row_shards import Fetch, RowShard
+from policy_worker.rows.row_shards import RowShard
 from policy_worker.step.gradients import Gradients
 from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.stats import Stats
@@ -127,18 +127,18 @@ class Trainer:
         self._digest: tuple[Version, str] = (NO_VERSION, "")
         self._taken: dict[Taken, RowShard | None] = {}
         """Shares that were read in the open step; None for one that was added."""
-        self._payloads: PayloadReader | None = None
+        self.payloads: PayloadReader | None = None
         self._parked = ParkedMemory(self.device)
 
     @on_every_rank
     def attach(self, run_dir: Path, store: StorePlace | None = None) -> None:
-        """Sets the run directory for checkpoints, and the payload store that ranks above 0 read
-        from; the controller names both."""
+        """Sets the run directory for checkpoints, and the payload store; the controller names
+        both."""
         self._checkpointer = Checkpointer(
             run_dir, self.config, self.replica, self.device, self.on_progress
         )
-        if store is not None and not self.replica.leads:
-            self._payloads = PayloadReader(store)
+        if store is not None:
+            self.payloads = PayloadReader(store)
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -272,23 +272,20 @@ class Trainer:
         return self.gradients.begin(spec, shard)
 
     @on_every_rank
-    def take(self, accepted: Sequence[AcceptedGroup], *, fetch: Fetch | None = None) -> Taken:
+    def take(self, accepted: Sequence[AcceptedGroup]) -> Taken:
         """Has each rank read and check the groups that its rows need of ``accepted``, for add().
-        Rank 0 reads with ``fetch``, the others from the store that they are attached to. Raises
-        BadGroup with the groups that a rank found lost or invalid, EpochCancelled if the epoch
-        ended meanwhile, and what ``fetch`` raises. Nothing was added then."""
+        Raises BadGroup with the groups that a rank found lost or invalid, and EpochCancelled if the
+        epoch ended meanwhile or the step is left. Nothing was added then."""
+
+        def over() -> bool:
+            return self.replica.epoch_over(self._epoch) or self.step_left()
 
         def read_or_end(keys: Sequence[GroupKey]) -> Payloads | None:
             payloads = None
             try:
-                if fetch is not None:
-                    payloads = fetch(keys)
-                elif self._payloads is None:
+                if self.payloads is None:
                     raise RuntimeError("the trainer is attached to no payload store")
-                else:
-                    payloads = self._payloads.fetch(
-                        keys, lambda: self.replica.epoch_over(self._epoch)
-                    )
+                payloads = self.payloads.fetch(keys, over)
                 return payloads
             finally:
                 if payloads is None:
@@ -450,6 +447,8 @@ class Trainer:
             self._checkpointer.close()
         if self._publisher is not None:
             self._publisher.close()
+        if self.payloads is not None:
+            self.payloads.close()
 
     # -- inside an operation ------------------------------------------------------------------
 

@@ -219,12 +219,12 @@ class TrainingSteps:
     ) -> Taken | None:
         if not batch:
             return None
-        none, over = policy_pb2.PlannedGroup(), self._over(plan)
+        none = policy_pb2.PlannedGroup()
         groups = [AcceptedGroup.of(key, planned.get(key, none)) for key in batch]
         with waiting(
             WaitKind.PAYLOADS, f"fetching {plural(len(batch), 'group')} of step {plan.step}"
         ):
-            return self.trainer.take(groups, fetch=lambda keys: self.control.fetch(keys, over))
+            return self.trainer.take(groups)
 
     def _add(
         self,

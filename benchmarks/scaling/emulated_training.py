@@ -15,8 +15,8 @@ def take_device_time(trainer: Any, times: DeviceTimes) -> None:
     tokens: dict[Any, int] = {}
     """Tokens of each result of take()."""
 
-    def counted_take(self: Any, accepted: Sequence[Any], *, fetch: Any) -> Any:
-        taken = take(self, accepted, fetch=fetch)
+    def counted_take(self: Any, accepted: Sequence[Any]) -> Any:
+        taken = take(self, accepted)
         tokens[taken] = sum(sum(group.lengths) for group in accepted)
         return taken
 

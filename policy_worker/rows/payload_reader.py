@@ -1,4 +1,4 @@
-"""Payloads of groups from the store, for ranks with and without a session with the controller.
+"""Payloads of groups from the store, for the thread of a rank.
 
 A payload that the store does not have is lost; a store that does not answer only delays. What has
 arrived is not asked for again.
@@ -34,8 +34,6 @@ class StorePlace:
 
 
 class PayloadReader:
-    """For the thread of a rank that has no session with the controller."""
-
     def __init__(self, place: StorePlace) -> None:
         """Raises BadInput if the store cannot be opened on this host."""
         self._store = open_payloads(place.urls, place.run_id, place.redis_url)

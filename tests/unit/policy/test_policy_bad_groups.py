@@ -74,6 +74,7 @@ def trainer(tmp_path):
 
 
 def compute(trainer, control, plan):
+    trainer.payloads = control
     steps = TrainingSteps(control, trainer, PolicyReport(), None, None, None)
     complete = steps.add_shard(plan) is not None
     scratch = torch.full((trainer.gradients.size,), float("nan"))
@@ -159,7 +160,7 @@ def test_a_store_that_returns_other_bytes_is_found_out(trainer, groups):
     assert (gradient == 0).all()
 
 
-def test_a_follower_that_was_attached_to_no_store_fails(trainer, groups):
+def test_a_trainer_that_was_attached_to_no_store_fails(trainer, groups):
     plan = plan_of(groups)
     keys = [(ref.task_id, ref.attempt) for ref in plan.shard]
     trainer.begin(StepTotals.of(plan), keys)
