@@ -193,7 +193,10 @@ def train(args: argparse.Namespace, url: str, scratch: Path) -> dict[str, Any]:
                 self.start, self.cpu_start = time.perf_counter(), cpu_s()
             if state.global_step == args.steps:
                 self.stop, self.cpu_stop = time.perf_counter(), cpu_s()
+                # Its own log at the end empties them.
+                measured.update({n: list(v) for n, v in trainer._metrics["train"].items()})
 
+    measured: dict[str, list[float]] = {}
     clock = Clock()
     samples = args.groups * args.group_size
     config = AsyncGRPOConfig(
@@ -230,13 +233,12 @@ def train(args: argparse.Namespace, url: str, scratch: Path) -> dict[str, Any]:
         weight_transfer=ThroughFile(),
     )
     trainer.train()
-    found = dict(trainer._metrics["train"])
     trainer.model.save_pretrained(args.out)
     AutoTokenizer.from_pretrained(args.model).save_pretrained(args.out)
     seconds = clock.stop - clock.start
     counted = (args.steps - args.warm_up) * samples
-    stale = found.get("sample/staleness_mean") or [0.0]
-    rewards = found.get("reward") or [0.0]
+    stale = measured.get("sample/staleness_mean") or [0.0]
+    rewards = measured.get("reward") or [0.0]
     return {
         "threads": args.threads,
         "seconds": seconds,
@@ -244,7 +246,7 @@ def train(args: argparse.Namespace, url: str, scratch: Path) -> dict[str, Any]:
         "samples_per_s": counted / seconds,
         "cpu_s": clock.cpu_stop - clock.cpu_start,
         "staleness_mean": sum(stale) / len(stale),
-        "dropped_stale": sum(found.get("sample/dropped_stale_total") or [0.0]),
+        "dropped_stale": sum(measured.get("sample/dropped_stale_total") or [0.0]),
         "reward_last5": sum(rewards[-5:]) / len(rewards[-5:]),
     }
 
