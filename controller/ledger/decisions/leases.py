@@ -28,6 +28,7 @@ from controller.ledger.enums import (
     Phase,
     ReleaseReason,
     ReturnKind,
+    Role,
     VerdictCode,
 )
 from controller.ledger.limits import dispatch_limit
@@ -139,12 +140,18 @@ def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
     for round_ in state.evals.rounds.values():
         if loaded_version < state.versions.version_of(round_.step):
             return
-        others = round_.version not in (None, loaded_version)
-        able = filter(state.fleet.seated, state.fleet.at_work())
-        if others and any(w.loaded_version == round_.version for w in able):
+        # A lease must not look at the whole fleet: a round of one slow row lasts for many steps.
+        others = round_.pending and round_.version not in (None, loaded_version)
+        if others and _serves(state, round_.version):
             continue
         for row in round_.pending:
             yield state.tasks.records[TaskId(f"e{round_.step}.{row}")]
+
+
+def _serves(state: State, version: Version | None) -> bool:
+    """True if a worker that may lease tasks has this version."""
+    served = (w for w in state.fleet.living(Role.ROLLOUT) if w.loaded_version == version)
+    return any(not w.leaving and not w.spare and state.fleet.seated(w) for w in served)
 
 
 def _pending_train(state: State) -> Iterator[Task]:

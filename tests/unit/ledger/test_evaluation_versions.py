@@ -3,6 +3,7 @@
 import pytest
 
 from controller.ledger import events as ev
+from controller.ledger.state.fleet import Fleet
 from paceline.observe.held_out import HeldOut
 from tests.fixtures.ledgers import Driven
 
@@ -31,6 +32,20 @@ def test_rows_go_to_workers_of_the_rounds_version_while_there_are_any(run: Drive
     run.observe("r1", loaded=1)
     assert evals(run.lease("r1", 1).leases) == [], "r0 still serves the version of the round"
     assert evals(run.lease("r0", 1, version=0).leases) == ["e0.2"]
+
+
+def test_a_request_looks_at_no_fleet_for_a_round_that_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Driven.fleet("p0", "r0", "r1", checked=False, eval_rows=4, max_staleness=4)
+    run.lease("r0", 4)
+
+    def look(*_: object) -> None:
+        raise AssertionError("with 1,000 workers this is most of the leader's time")
+
+    monkeypatch.setattr(Fleet, "living", look)
+    monkeypatch.setattr(Fleet, "at_work", look)
+    assert run.state.evals.rounds and not evals(run.lease("r1", 1).leases)
 
 
 def test_a_round_goes_on_when_nobody_serves_its_version_any_more(run: Driven) -> None:
