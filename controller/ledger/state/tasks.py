@@ -103,6 +103,7 @@ class Moment:
     def close(self) -> None:
         self.over = True
         self._kept.clear()
+        self._tasks.clear()  # most of them are covered before the next snapshot
 
 
 @dataclass(frozen=True, slots=True)
