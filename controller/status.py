@@ -8,6 +8,7 @@ from typing import Any
 from controller.directives import ROLES, message_of
 from controller.leader import Leader
 from controller.ledger import views
+from controller.ledger.decisions.hosts import fault_window_s
 from controller.ledger.decisions.membership import desired_spares
 from controller.ledger.enums import Lifecycle, Phase, Role
 from controller.ledger.state.fleet import Worker
@@ -36,8 +37,17 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
             reply.proposed_why = leader.proposal.why
     reply.changed.extend(setting_changes(state.settings.changed))
     reply.workers.extend(_worker(state, one, leader) for one in state.fleet.workers.values())
+    reply.hosts.extend(_hosts(state, controller.clock.time()))
     reply.controllers.extend(admin_pb2.ControllerStatus(**c) for c in controllers_of(controller))
     return reply
+
+
+def _hosts(state: State, now: float) -> Iterator[admin_pb2.HostStatus]:
+    since = now - fault_window_s(state)
+    for name, host in sorted(state.fleet.hosts.by_name.items()):
+        if host.blocked or host.incidents(since):
+            faults = host.incidents(since)
+            yield admin_pb2.HostStatus(host=name, faults=faults, blocked=host.blocked)
 
 
 def setting_changes(changes: Mapping[str, SettingChange]) -> list[admin_pb2.SettingChange]:
@@ -172,6 +182,8 @@ def _worker(state: State, worker: Worker, leader: Leader | None) -> admin_pb2.Wo
     )
     if worker.spare and worker.lifecycle is Lifecycle.RUNNING:
         status.state = "spare"
+    if worker.lifecycle is Lifecycle.RUNNING and state.fleet.shuns(worker):
+        status.state = "blocked"
     # A launcher that saw only the lower desired count would stop a second worker.
     if worker.alive and worker.leaving:
         status.state = "draining"

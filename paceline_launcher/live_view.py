@@ -139,7 +139,7 @@ def picture(status: admin_pb2.StatusReply, height: int) -> Group:
 
 STATE_STYLE = {
     **dict.fromkeys(("running", "leader"), "green"),
-    **dict.fromkeys(("standby", "spare"), "cyan"),
+    **dict.fromkeys(("standby", "spare", "blocked"), "cyan"),
     **dict.fromkeys(("starting", "draining", "suspect"), "yellow"),
     **dict.fromkeys(("silent", "dead"), "red"),
 }

@@ -89,6 +89,7 @@ class EmptyReason(StrEnum):
     ISOLATED = "isolated"  # the worker holds a suspect task, or runs empty to take one
     SPARE = "spare"  # the worker stands by
     PARKED = "parked"  # the worker does not hold its seat
+    BLOCKED = "blocked"  # its host gets no new work
 
 
 class VerdictCode(StrEnum):

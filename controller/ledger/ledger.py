@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any
 
 from controller.ledger.codec import codec_of, decode, encode
-from controller.ledger.decisions import held_out, links, membership, mesh, run, seats, steps
+from controller.ledger.decisions import held_out, hosts, links, membership, mesh, run, seats, steps
 from controller.ledger.decisions.commands import Decider
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
@@ -81,6 +81,7 @@ class Ledger(Decider):
         self._events.append(event)
 
     def settle_fleet(self, now: float) -> None:
+        hosts.settle_hosts(self, now)
         seats.settle_loans(self, now)
         mesh.settle_mesh(self)
         if seats.settle_seats(self, now):

@@ -118,6 +118,9 @@ def _command(
 
 
 drain = _command(lambda r: cmd.drain(r.request_id, r.worker_id, r.replace, r.incarnation))
+set_host = _command(
+    lambda r: (cmd.block_host if r.blocked else cmd.allow_host)(r.request_id, r.host)
+)
 pause = _command(lambda r: cmd.pause(r.request_id, r.paused))
 save_checkpoint = _command(lambda r: cmd.request_checkpoint(r.request_id))
 suspend = _command(lambda r: cmd.suspend(r.request_id, STAGE_OF[r.stage], r.reason))

@@ -25,6 +25,9 @@ class EventType(StrEnum):
     GROUP_LOST = "GroupLost"
     GROUP_TRIED = "GroupTried"
     GROUPS_BLAMED = "GroupsBlamed"
+    HOST_ALLOWED = "HostAllowed"
+    HOST_BLOCKED = "HostBlocked"
+    HOST_KEPT = "HostKept"
     LINK_ASSIGNED = "LinkAssigned"
     MESH_BROKEN = "MeshBroken"
     MESH_FORMED = "MeshFormed"
@@ -127,3 +130,6 @@ class FaultCause(StrEnum):
 ATTRIBUTED = frozenset(FaultCause) - {FaultCause.HEARTBEAT_SILENCE, FaultCause.UNATTRIBUTED}
 """A symptom counts as no cause."""
 NO_FAULT = frozenset({FaultCause.ASKED_TO_LEAVE, FaultCause.REPLACED})
+OF_HOST = frozenset(FaultCause) - NO_FAULT - {FaultCause.KILLED, FaultCause.UNATTRIBUTED}
+"""Causes that speak against a worker's host. A process that is killed by a signal was killed by
+somebody; silence of a worker and of its launcher is the host's."""

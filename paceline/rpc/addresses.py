@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import json
+import os
 import random
 import socket
 import sys
@@ -17,6 +18,12 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _LOWEST = 10240
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _ATTEMPTS = 1000
+
+
+def host_name() -> str:
+    """Name of the machine that a worker reports. In a pod that of its node, if PACELINE_HOST has
+    it: pods come and go, and a faulty node stays."""
+    return os.environ.get("PACELINE_HOST") or socket.gethostname()
 
 
 def is_loopback(host: str) -> bool:

@@ -16,7 +16,6 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from paceline.process import waits
 from paceline.process.memory_kills import memory_kills
 from paceline.process.structured_log import event
 from paceline.redis.client import front_moved
+from paceline.rpc.addresses import host_name
 from paceline.rpc.client import Backoff, ControlPlane, RequestRefused
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -111,7 +111,7 @@ class WorkerSession:
         request = worker_pb2.RegisterRequest(
             caller=common_pb2.Caller(worker_id=self.worker_id, incarnation=incarnation),
             role=self.role,
-            host=socket.gethostname(),
+            host=host_name(),
             pid=os.getpid(),
             config_digest=digest,
             config_json=canonical,

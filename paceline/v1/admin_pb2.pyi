@@ -108,6 +108,26 @@ class WorkerStatus(_message.Message):
     seat: str
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., activity: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., held_leases: _Optional[int] = ..., incarnation: _Optional[int] = ..., scorer: _Optional[str] = ..., seat: _Optional[str] = ...) -> None: ...
 
+class HostStatus(_message.Message):
+    __slots__ = ("host", "faults", "blocked")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    faults: int
+    blocked: str
+    def __init__(self, host: _Optional[str] = ..., faults: _Optional[int] = ..., blocked: _Optional[str] = ...) -> None: ...
+
+class HostRequest(_message.Message):
+    __slots__ = ("request_id", "host", "blocked")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    host: str
+    blocked: bool
+    def __init__(self, request_id: _Optional[str] = ..., host: _Optional[str] = ..., blocked: _Optional[bool] = ...) -> None: ...
+
 class SeatStatus(_message.Message):
     __slots__ = ("role", "name", "holder", "asked", "since_s", "why", "members")
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -170,7 +190,7 @@ class TaskCounts(_message.Message):
     def __init__(self, dispatched: _Optional[int] = ..., pending: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., in_step: _Optional[int] = ..., trained: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run_id", "run_name", "phase", "leader", "term", "step", "total_steps", "version", "mesh_epoch", "tasks", "workers", "controllers", "desired", "metrics", "failovers", "mesh_rebuilds", "reason", "checkpoint_step", "proposed", "proposed_why", "provider_trouble", "spares", "reward_trouble", "seats", "training_seats", "time_left_s", "changed")
+    __slots__ = ("run_id", "run_name", "phase", "leader", "term", "step", "total_steps", "version", "mesh_epoch", "tasks", "workers", "controllers", "desired", "metrics", "failovers", "mesh_rebuilds", "reason", "checkpoint_step", "proposed", "proposed_why", "provider_trouble", "spares", "reward_trouble", "seats", "training_seats", "time_left_s", "changed", "hosts")
     class DesiredEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +246,7 @@ class StatusReply(_message.Message):
     TRAINING_SEATS_FIELD_NUMBER: _ClassVar[int]
     TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_name: str
     phase: str
@@ -253,7 +274,8 @@ class StatusReply(_message.Message):
     training_seats: int
     time_left_s: float
     changed: _containers.RepeatedCompositeFieldContainer[SettingChange]
-    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., phase: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., desired: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., failovers: _Optional[int] = ..., mesh_rebuilds: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., proposed: _Optional[_Mapping[str, int]] = ..., proposed_why: _Optional[str] = ..., provider_trouble: _Optional[str] = ..., spares: _Optional[_Mapping[str, int]] = ..., reward_trouble: _Optional[str] = ..., seats: _Optional[_Iterable[_Union[SeatStatus, _Mapping]]] = ..., training_seats: _Optional[int] = ..., time_left_s: _Optional[float] = ..., changed: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
+    hosts: _containers.RepeatedCompositeFieldContainer[HostStatus]
+    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., phase: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., desired: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., failovers: _Optional[int] = ..., mesh_rebuilds: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., proposed: _Optional[_Mapping[str, int]] = ..., proposed_why: _Optional[str] = ..., provider_trouble: _Optional[str] = ..., spares: _Optional[_Mapping[str, int]] = ..., reward_trouble: _Optional[str] = ..., seats: _Optional[_Iterable[_Union[SeatStatus, _Mapping]]] = ..., training_seats: _Optional[int] = ..., time_left_s: _Optional[float] = ..., changed: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ...) -> None: ...
 
 class SettingChange(_message.Message):
     __slots__ = ("name", "old", "new", "step")

@@ -69,6 +69,11 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
                 _registered_method=True)
+        self.SetHost = channel.unary_unary(
+                '/paceline.v1.AdminService/SetHost',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.HostRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/paceline.v1.AdminService/Pause',
                 request_serializer=paceline_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
@@ -159,6 +164,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetHost(self, request, context):
+        """Workers of a host get no new work, or get it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Pause(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -244,6 +256,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.AdminReply.SerializeToString,
+            ),
+            'SetHost': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetHost,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.HostRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.AdminReply.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
@@ -470,6 +487,33 @@ class AdminService:
             target,
             '/paceline.v1.AdminService/Drain',
             paceline_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/SetHost',
+            paceline_dot_v1_dot_admin__pb2.HostRequest.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
             options,
             channel_credentials,

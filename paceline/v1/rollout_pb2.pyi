@@ -24,6 +24,7 @@ class EmptyReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EMPTY_REASON_ISOLATED: _ClassVar[EmptyReason]
     EMPTY_REASON_SPARE: _ClassVar[EmptyReason]
     EMPTY_REASON_PARKED: _ClassVar[EmptyReason]
+    EMPTY_REASON_BLOCKED: _ClassVar[EmptyReason]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -58,6 +59,7 @@ EMPTY_REASON_STOPPED: EmptyReason
 EMPTY_REASON_ISOLATED: EmptyReason
 EMPTY_REASON_SPARE: EmptyReason
 EMPTY_REASON_PARKED: EmptyReason
+EMPTY_REASON_BLOCKED: EmptyReason
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

@@ -95,7 +95,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     ),
     "Steer a run": (
         *(admin.set_settings, admin.scale, admin.drain, admin.pause, admin.resume),
-        *(admin.checkpoint, admin.stop),
+        *(admin.hosts, admin.checkpoint, admin.stop),
     ),
     "Use the model": (eval_command.evaluate, models.export, models.serve),
     "Plan and check": (

@@ -1,4 +1,4 @@
-"""``paceline scale | drain | pause | resume | checkpoint | stop | set``: requests to the leader."""
+"""``paceline scale | drain | hosts | pause | resume | checkpoint | stop | set``: requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.config.load import parse_setting
-from paceline.errors import BadInput, UserError
+from paceline.errors import BadInput, UserError, plural
 from paceline.worker_pools import TRAINING
 from paceline_launcher.cli.common import ANSWER_LIMIT_S, Target, is_number
 
@@ -84,6 +84,41 @@ def drain(worker: str, *, target: Target, replace: bool = False, wait: Seconds =
         if time.monotonic() > deadline:
             raise UserError(f"{worker} has not left within {wait:g} s")
         time.sleep(POLL_S)
+
+
+def hosts(
+    action: Annotated[str | None, typer.Argument(metavar="[allow|block]")] = None,
+    host: str | None = None,
+    *,
+    target: Target,
+) -> None:
+    """Show the hosts that had faults, let a blocked one in again, or block one.
+
+    A host with fleet.host_faults faults of its workers within fleet.host_window_s gets no new work:
+    its workers finish what they hold and stand by. The last host that can do a role is kept.
+
+    Example: paceline hosts allow node-7 --run-dir runs/demo
+
+    Args:
+        action allow|block: What to do with HOST; without it the hosts are shown.
+        host HOST: Name of the host, see paceline hosts.
+    """
+    if action is None:
+        _show_hosts(target.ask(_status))
+    elif action not in ("allow", "block") or not host:
+        raise BadInput(
+            "write: paceline hosts, paceline hosts allow HOST, or paceline hosts block HOST"
+        )
+    else:
+        _ask("Host", {"host": host, "blocked": action == "block"}, target, "SetHost")
+
+
+def _show_hosts(status: admin_pb2.StatusReply) -> None:
+    for one in status.hosts:
+        state = f"blocked: {one.blocked}" if one.blocked else "works"
+        typer.echo(f"{one.host}: {plural(one.faults, 'fault')}, {state}")
+    if not status.hosts:
+        typer.echo("no host had a fault lately")
 
 
 def pause(*, target: Target) -> None:

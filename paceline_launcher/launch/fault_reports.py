@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 import uuid
 from collections import deque
@@ -31,6 +30,7 @@ from paceline.process.memory_kills import (
     count_again,
     memory_kills,
 )
+from paceline.rpc.addresses import host_name
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
 from paceline_launcher.launch.child import UNSEEN, Child, how_ended, until_gone
@@ -51,7 +51,7 @@ class FaultReports:
     def __post_init__(self) -> None:
         self._witnesses: dict[int, Witness] = {}  # by process id
         self._sending: set[asyncio.Task[None]] = set()
-        self._host = socket.gethostname()
+        self._host = host_name()
 
     async def await_end(self, child: Child) -> int:
         """Exit status of ``child``, which is looked at meanwhile."""

@@ -17,8 +17,6 @@ from testbed.simulator.controller_process import Session
 from testbed.simulator.gradient_mesh import Weights
 from testbed.simulator.virtual_time import TIMEOUT, Process
 
-SILENCE_S = 2.0
-"""A controller that has sent no directive for this long is given up."""
 SEND_S = 0.4
 """Between two looks at what receivers lack."""
 
@@ -78,6 +76,9 @@ class SimulatedWorker(Client):
     role: common_pb2.Role
     scorer = ""
     HEARTBEAT_S = 0.8
+    SILENCE_S = 2.0
+    """A controller that has sent no directive for this long is given up."""
+    host = "host"
 
     def __init__(
         self, cluster: Cluster, name: str, exited: Callable[[SimulatedWorker, int], None]
@@ -144,7 +145,7 @@ class SimulatedWorker(Client):
             request = worker_pb2.RegisterRequest(
                 caller=self.caller,
                 role=self.role,
-                host="host",
+                host=self.host,
                 pid=1,
                 tensor_host="127.0.0.1",
                 ranks=1,
@@ -220,7 +221,7 @@ class SimulatedWorker(Client):
         while True:
             self._send_report()
             await asyncio.sleep(self.HEARTBEAT_S)
-            if self.time() - self._answered > SILENCE_S:
+            if self.time() - self._answered > self.SILENCE_S:
                 self._session += 1
                 self._follow("")
 

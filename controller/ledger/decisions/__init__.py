@@ -3,6 +3,7 @@
 from controller.ledger.decisions.commands import Command as Command
 from controller.ledger.decisions.commands import CommandRefused as CommandRefused
 from controller.ledger.decisions.held_out import *
+from controller.ledger.decisions.hosts import *
 from controller.ledger.decisions.leases import *
 from controller.ledger.decisions.links import *
 from controller.ledger.decisions.membership import *

@@ -91,6 +91,8 @@ def _not_eligible(state: State, worker: Worker) -> EmptyReason | None:
         return EmptyReason.PAUSED
     if worker.spare:
         return EmptyReason.SPARE
+    if state.fleet.shuns(worker):
+        return EmptyReason.BLOCKED
     if not state.fleet.seated(worker):
         return EmptyReason.PARKED
     holds_suspect = not worker.held.keys().isdisjoint(state.tasks.suspects)
@@ -151,7 +153,7 @@ def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
 def _serves(state: State, version: Version | None) -> bool:
     """True if a worker that may lease tasks has this version."""
     served = (w for w in state.fleet.living(Role.ROLLOUT) if w.loaded_version == version)
-    return any(not w.leaving and not w.spare and state.fleet.seated(w) for w in served)
+    return any(state.fleet.may_lease(w) and state.fleet.seated(w) for w in served)
 
 
 def _pending_train(state: State) -> Iterator[Task]:

@@ -16,6 +16,7 @@ from controller.ledger.decisions.commands import (
     command,
     of_worker,
 )
+from controller.ledger.decisions.hosts import settle_hosts
 from controller.ledger.decisions.leases import release
 from controller.ledger.decisions.links import send_again
 from controller.ledger.decisions.mesh import lose_member
@@ -68,7 +69,7 @@ def register(d: Decider, now: float, c: WorkerSpec) -> None:
             replaced = ev.WorkerDied(c.worker_id, known.incarnation, how, "", cause, known.host)
             _depart(d, known, replaced)
         else:
-            _explain_by_return(d, known, c)
+            _explain_by_return(d, now, known, c)
     spare = c.role is Role.ROLLOUT and desired_spares(d.state) > 0
     d.emit(ev.WorkerRegistered(**{**values(WorkerSpec, c), "state_version": holds}, spare=spare))
     # Names the files that it does not share with the first one that differs from it. Workers of
@@ -113,14 +114,14 @@ def _declare_dead(
         return
     if not worker.alive:
         if how is DeathCause.EXIT:
-            _explain(d, worker, cause, detail)
+            _explain(d, now, worker, cause, detail)
         return
     if worker.leaving:
         cause = FaultCause.ASKED_TO_LEAVE
     elif worker.stopped_t and now - worker.stopped_t <= silent_s + SEEN_S:
         # Its launcher saw it stopped; what it died of is known better if it saw the end, too.
         cause = cause if how is DeathCause.EXIT else FaultCause.STOPPED
-    seen = how, detail, cause, worker.host, silent_s, now
+    seen = how, detail, cause, worker.host, silent_s, now, _isolated(d.state, worker)
     event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(worker_id, incarnation, *seen)
     if d.state.phase is Phase.SUSPENDED:
         # The whole fleet ends now: however this worker did, it is no fault.
@@ -130,6 +131,12 @@ def _declare_dead(
 
 
 declare_dead = command(_declare_dead)
+
+
+def _isolated(s: State, worker: Worker) -> bool:
+    """True if it works at one task or group alone, because others have died of that."""
+    trial = s.steps.open is not None and s.steps.open.trials.get(worker.worker_id)
+    return bool(trial) or not worker.held.keys().isdisjoint(s.tasks.suspects)
 
 
 @command
@@ -146,6 +153,7 @@ def record_exit(
     told = s.over or request_id in s.requests
     if not told and cause not in NO_FAULT and pid:
         d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now, over=True))
+        settle_hosts(d, now)
 
 
 @of_worker
@@ -295,25 +303,26 @@ def record_fault(
     worker = d.state.fleet.workers.get(name)
     if worker is not None and (worker.pid, worker.host) == (pid, host) and not worker.alive:
         # The word was slower than the lease.
-        _explain(d, worker, cause, detail)
+        _explain(d, now, worker, cause, detail)
         return
     d.emit(ev.ProcessFault(request_id, name, host, pid, cause, detail, now))
 
 
-def _explain(d: Decider, worker: Worker, cause: FaultCause, detail: str) -> None:
+def _explain(d: Decider, now: float, worker: Worker, cause: FaultCause, detail: str) -> None:
     """Better evidence about a dead worker than that on which it was declared dead."""
     if worker.death in _UNSETTLED and cause not in (worker.death, FaultCause.UNATTRIBUTED):
-        d.emit(ev.FaultExplained(*worker.who, cause, detail))
+        d.emit(ev.FaultExplained(*worker.who, cause, detail, now))
+        settle_hosts(d, now)
 
 
-def _explain_by_return(d: Decider, dead: Worker, c: WorkerSpec) -> None:
+def _explain_by_return(d: Decider, now: float, dead: Worker, c: WorkerSpec) -> None:
     """A worker is back: its very process, which then was only out of reach, or another one."""
     if (c.pid, c.host) == (dead.pid, dead.host):
         words = "its process is back: it could not reach the controllers"
-        _explain(d, dead, FaultCause.NETWORK_PARTITION, words)
+        _explain(d, now, dead, FaultCause.NETWORK_PARTITION, words)
     elif c.cgroup and c.cgroup == dead.cgroup and 0 <= dead.memory_kills < c.memory_kills:
         words = f"the kernel has killed in cgroup {c.cgroup} since it had registered"
-        _explain(d, dead, FaultCause.OUT_OF_MEMORY, words)
+        _explain(d, now, dead, FaultCause.OUT_OF_MEMORY, words)
 
 
 def desired_spares(state: State) -> int:
@@ -342,4 +351,5 @@ def settle_spares(d: Decider) -> None:
 
 
 def _spares(state: State) -> list[Worker]:
-    return [w for w in state.fleet.living(Role.ROLLOUT) if w.spare and not w.leaving]
+    spares = (w for w in state.fleet.living(Role.ROLLOUT) if w.spare and not w.leaving)
+    return [w for w in spares if not state.fleet.shuns(w)]

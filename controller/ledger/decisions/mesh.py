@@ -134,7 +134,7 @@ def _next_members(d: Decider) -> list[Worker] | None:
     )
     newest = s.versions.version
     able = [w for w in [*staying, *others] if w.joinable and s.fleet.seated(w)]
-    joining = [w for w in able if not s.fleet.left_out(w, newest)]
+    joining = [w for w in able if not s.fleet.left_out(w, newest) and not s.fleet.shuns(w)]
     if any(w.state_version == newest for w in joining):
         return joining
     holders = [w for w in [*staying, *others] if w.state_version == newest]
@@ -142,7 +142,8 @@ def _next_members(d: Decider) -> list[Worker] | None:
         return joining
     # The only replicas with the state are leaving or not ready. A leaving one stays until another
     # has received it; for one that is coming the others wait.
-    leaving = next((w for w in holders if w.leaving and s.fleet.seated(w)), None)
+    going = (w for w in holders if w.leaving or s.fleet.shuns(w))
+    leaving = next((w for w in going if s.fleet.seated(w)), None)
     return None if leaving is None else [leaving, *joining]
 
 

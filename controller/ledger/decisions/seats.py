@@ -95,6 +95,7 @@ def _successor(s: State, seat: Seat) -> Worker | None:
     side = s.fleet.seats.role_of(seat)
     roles = (role for role in Role if role.side is side)
     living = (w for role in roles for w in s.fleet.living(role) if w.seat == seat.name)
+    living = (w for w in living if not s.fleet.shuns(w))
     return min(living, key=lambda w: (w.leaving, w.worker_id), default=None)
 
 
@@ -245,6 +246,7 @@ class _Side:
     def __init__(self, s: State, role: Role) -> None:
         workers = [w for w in s.fleet.workers.values() if w.role is role and w.seat]
         self.living = {w.seat for w in workers if w.alive}
-        self.staying = {w.seat for w in workers if w.alive and not w.leaving}
+        meant = (w for w in workers if w.alive and not w.leaving and not s.fleet.shuns(w))
+        self.staying = {w.seat for w in meant}
         self.lacking = {w.seat for w in workers} - self.staying
         """Theirs have gone, or are to leave. One that has not come yet is waited for."""

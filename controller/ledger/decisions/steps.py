@@ -116,7 +116,7 @@ def vote(
     if wrong:
         detail = ", ".join(f"{w}={step.votes[w].digest}" for w in step.votes)
         detail = f"weights before step {step.step}: {detail}"
-        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong))
+        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong, now))
         _disown_output(d, step.version, wrong)
         mend_mesh(d)  # no member is suspect: the believed ones send their state to the others
         d.settle_fleet(now)

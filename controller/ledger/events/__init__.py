@@ -16,6 +16,7 @@ from controller.ledger.events.event import TYPES as TYPES
 from controller.ledger.events.event import Event as Event
 from controller.ledger.events.event import Topic as Topic
 from controller.ledger.events.fleet import *
+from controller.ledger.events.hosts import *
 from controller.ledger.events.run import *
 from controller.ledger.events.seats import *
 from controller.ledger.events.steps import *

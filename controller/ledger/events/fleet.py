@@ -21,6 +21,7 @@ from paceline.ids import MeshEpoch, Version
 from paceline.observe.vocabulary import (
     ATTRIBUTED,
     NO_FAULT,
+    OF_HOST,
     DeathCause,
     FaultCause,
     MeshEnd,
@@ -66,11 +67,14 @@ class WorkerDied(Event):
     host: str = ""
     silent_s: float = 0.0  # Since it was last heard of
     t: float = 0.0
+    of_task: bool = False  # It died of the task or group that it was isolated with
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers[self.worker_id]
         s.fleet.leave(worker, Lifecycle.DEAD, self.t)
-        worker.death, worker.silent_s = self.cause, self.silent_s
+        worker.death, worker.silent_s, worker.of_task = self.cause, self.silent_s, self.of_task
+        if self.cause in OF_HOST and not self.of_task:
+            s.fleet.hosts.blame(worker.host, worker.process, self.t)
 
     def text(self) -> str:
         words = reason_in_words(self.how, self.detail)
@@ -212,6 +216,9 @@ class MeshBroken(Event):
             worker = fleet.workers[worker_id]
             worker.diverged_version = max(worker.diverged_version, worker.state_version)
             worker.state_version = Version(-1)
+            if self.broken_t:  # bits of its memory have changed
+                fault = f"{worker.process} in epoch {self.epoch}"
+                fleet.hosts.blame(worker.host, fault, self.broken_t)
 
     def text(self) -> str:
         return f"mesh epoch {self.epoch} is over ({reason_in_words(self.reason, self.detail)})"
@@ -289,6 +296,8 @@ class ProcessFault(Event):
         worker = s.fleet.workers.get(self.name)
         if worker is not None and worker.pid == self.pid and self.cause is FaultCause.STOPPED:
             worker.stopped_t = self.t
+        if self.over and self.cause in OF_HOST:
+            s.fleet.hosts.blame(self.host, self.request_id, self.t)
         s.remember(self.request_id, self.text())
 
     def text(self) -> str:
@@ -304,11 +313,17 @@ class FaultExplained(Event):
     incarnation: int
     cause: FaultCause
     detail: str
+    t: float = 0.0  # 0: it is of an earlier release
 
     def apply(self, s: State) -> None:
         worker = s.fleet.workers.get(self.worker_id)
         if worker is not None and worker.incarnation == self.incarnation:
             worker.death = self.cause
+            fault = worker.host, worker.process
+            if self.cause not in OF_HOST or worker.of_task:
+                s.fleet.hosts.excuse(*fault)
+            elif self.t:
+                s.fleet.hosts.blame(*fault, self.t)
 
     def text(self) -> str:
         reason = reason_in_words(self.cause, self.detail)

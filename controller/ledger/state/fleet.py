@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.specs import LeasedTask, LinkSpec, MeshSpec
+from controller.ledger.state.hosts import Hosts
 from controller.ledger.state.seats import Seats
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.observe.vocabulary import FaultCause
@@ -84,11 +85,17 @@ class Worker:
     death: FaultCause | None = None
     """Cause of its death, as far as it is known; None: it has not died."""
     silent_s: float = 0.0  # When it died: since when it had not been heard of, in seconds
+    of_task: bool = False  # It died of the task or group that it was isolated with
 
     @property
     def who(self) -> tuple[str, int]:
         """(worker id, incarnation) of this process."""
         return self.worker_id, self.incarnation
+
+    @property
+    def process(self) -> str:
+        """Its name among all processes there were: in a pod each has the same pid."""
+        return f"{self.worker_id}/{self.incarnation}"
 
     @property
     def pool(self) -> str:
@@ -133,6 +140,7 @@ class Fleet:
     """Receivers that have lost their link from a sender since the newest commit, by sender: they
     may have the newest version from it."""
     seats: Seats = field(default_factory=Seats)
+    hosts: Hosts = field(default_factory=Hosts)
     _living: dict[Role, dict[str, Worker]] = field(
         default_factory=dict, init=False, repr=False, metadata=TRANSIENT
     )  # Living ones of ``workers``, in the same order
@@ -164,7 +172,17 @@ class Fleet:
 
     def at_work(self) -> list[Worker]:
         """Rollout workers that may lease tasks."""
-        return [w for w in self._living[Role.ROLLOUT].values() if not w.leaving and not w.spare]
+        return [w for w in self._living[Role.ROLLOUT].values() if self.may_lease(w)]
+
+    def may_lease(self, worker: Worker) -> bool:
+        return not worker.leaving and not worker.spare and not self.shuns(worker)
+
+    def shuns(self, worker: Worker) -> bool:
+        """True if its host is blocked, and another host has a worker at work in its place."""
+        if not self.hosts.blocks(worker.host):
+            return False
+        others = (w for w in self._living[worker.role].values() if w.pool == worker.pool)
+        return any(w.joinable and not self.hosts.blocks(w.host) for w in others)
 
     def occupies(self, worker: Worker) -> bool:
         """True if it may be using its devices: its own, or a seat that it holds."""
@@ -200,7 +218,8 @@ class Fleet:
     def scorers(self) -> list[Worker]:
         """Scorers that are ready for requests, by worker id."""
         return sorted(
-            (w for w in self.living(Role.SCORER) if w.joinable), key=lambda w: w.worker_id
+            (w for w in self.living(Role.SCORER) if w.joinable and not self.shuns(w)),
+            key=lambda w: w.worker_id,
         )
 
     def holders(self, version: Version) -> list[Worker]:

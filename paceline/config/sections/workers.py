@@ -248,6 +248,11 @@ class FleetConfig(Section):
     max_restarts: Positive = 20
     """Restarts of one process within ten minutes after which the run is declared failed."""
 
+    host_faults: NonNegative = 3
+    """Faults of its workers after which a host gets no new work (`paceline hosts`). 0: never."""
+    host_window_s: Positive = 86400
+    """Seconds in which these faults come."""
+
     @model_validator(mode="after")
     def _bounded(self) -> "FleetConfig":
         scorers = self.scorers.values() if isinstance(self.scorers, dict) else [self.scorers]
@@ -268,11 +273,17 @@ class FleetConfig(Section):
 
     @property
     def bounds(self) -> dict[str, int]:
-        """The limits of the roles (_min and _max), rollout_spares and training_seats, if they are
-        set."""
+        """The limits of the roles (_min and _max), rollout_spares, training_seats, host_faults and
+        host_window_s, if they are set."""
         names = [f"{role}_{end}" for role in BOUNDED for end in ("min", "max")]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         found |= {"rollout_spares": self.rollout_spares} if self.rollout_spares else {}
+        fields = type(self).model_fields
+        found |= {
+            name: value
+            for name in ("host_faults", "host_window_s")
+            if (value := getattr(self, name)) != fields[name].default
+        }
         training = self.training_pairs or max(1, self.policy // 2)
         return found | ({"training_seats": training} if self.sharing == "lend" else {})
 

@@ -14,10 +14,11 @@ const LOOKS = {
   starting: "warn",
   draining: "warn",
   suspect: "warn",
+  blocked: "warn",
   silent: "bad",
   dead: "bad",
 };
-const DRAINABLE = ["running", "spare", "starting", "suspect"];
+const DRAINABLE = ["running", "spare", "starting", "suspect", "blocked"];
 const GONE = ["dead", "stopped"];
 const LATE_S = 2;
 const SCORER = "scorer:";

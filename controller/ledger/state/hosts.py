@@ -1,0 +1,49 @@
+"""Hosts: faults of workers that evidence puts on their host, and hosts that get no new work."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+SAME_S = 60.0
+"""Faults of one host within this time are one: a host that is lost takes all its workers along."""
+FAULTS_KEPT = 64
+HOSTS_KEPT = 1024
+
+
+@dataclass(slots=True)
+class Host:
+    faults: dict[str, float] = field(default_factory=dict)
+    """Time of each of its newest faults, oldest first, by the process that had it. Unix seconds."""
+    blocked: str = ""  # Why its workers get no new work; empty: they get some
+    kept: bool = False  # It has too many faults and still works, and people were told
+
+    def incidents(self, since: float) -> int:
+        times = sorted(t for t in self.faults.values() if t >= since)
+        return bool(times) + sum(later - t > SAME_S for t, later in pairwise(times))
+
+
+@dataclass(slots=True)
+class Hosts:
+    by_name: dict[str, Host] = field(default_factory=dict)
+
+    def blame(self, name: str, fault: str, t: float) -> None:
+        """A fault counts once, however often it is reported."""
+        if not name:
+            return
+        host = self.by_name.setdefault(name, Host())
+        host.faults.setdefault(fault, t)
+        for oldest in list(host.faults)[:-FAULTS_KEPT]:
+            del host.faults[oldest]
+        if len(self.by_name) > HOSTS_KEPT:
+            del self.by_name[next(n for n, h in self.by_name.items() if not h.blocked)]
+
+    def excuse(self, name: str, fault: str) -> None:
+        """Better evidence says that the fault was not the host's."""
+        if name in self.by_name:
+            self.by_name[name].faults.pop(fault, None)
+
+    def block(self, name: str, why: str) -> None:
+        self.by_name.setdefault(name, Host()).blocked = why
+
+    def blocks(self, name: str) -> bool:
+        host = self.by_name.get(name)
+        return host is not None and bool(host.blocked)
