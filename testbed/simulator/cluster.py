@@ -14,8 +14,6 @@ from testbed.simulator.memory_store import Landed, MemoryRedis
 from testbed.simulator.oracles.ledger import Oracle, Violation
 from testbed.simulator.virtual_time import Network, Process, Timeline
 
-SNAPSHOT_EVENTS = 60
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -52,19 +50,22 @@ class Shape:
     scorers: int = 0
     """Scorers at the devices of these seats."""
     lease_ttl_s: float = 3.0
+    snapshot_every: int = 60
+    """Journal events between two snapshots."""
     fenced: bool = True
 
 
 class Cluster:
     workers: Mapping[str, Process]
     """The newest process of each worker."""
+    REDIS = MemoryRedis
 
     def __init__(self, seed: int, shape: Shape) -> None:
         self.rng = random.Random(seed)
         self.shape = shape
         self.config = config_of(shape)
         self.config_digest = fleet_digest(self.config)[0]
-        self.timeline = Timeline(self.rng)
+        self.timeline = self.make_timeline()
         self.network = Network(
             self.timeline,
             loss=shape.loss,
@@ -72,22 +73,14 @@ class Cluster:
             delay=shape.delay,
             torn=shape.torn,
         )
-        self.redis = MemoryRedis(
+        self.redis = self.REDIS(
             Process(self.timeline, "redis"),
             self.network,
             fenced=shape.fenced,
             lagging=lambda: self.rng.random() < shape.lag,
             payload_files=shape.payload_files,
         )
-        guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
-        untrainable = {f"t{n}" for n, fate in shape.group_fates.items() if fate != "vanishes"}
-        self.oracle = Oracle(
-            shape.spec,
-            self.redis.entries,
-            guilty=guilty,
-            untrainable=untrainable,
-            lost_payloads=self.redis.lost,
-        )
+        self.oracle = self.make_oracle()
         self.redis.landed = self._landed
         self.redis.saved = self.oracle.saved
         self.trace: Callable[[float, Landed], None] | None = None
@@ -105,6 +98,21 @@ class Cluster:
         for n in range(shape.controllers):
             self.start_controller(f"controller-{n}")
         self.controller_names = list(self.controllers)
+
+    def make_timeline(self) -> Timeline:
+        return Timeline(self.rng)
+
+    def make_oracle(self) -> Oracle:
+        shape = self.shape
+        guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
+        untrainable = {f"t{n}" for n, fate in shape.group_fates.items() if fate != "vanishes"}
+        return Oracle(
+            shape.spec,
+            self.redis.entries,
+            guilty=guilty,
+            untrainable=untrainable,
+            lost_payloads=self.redis.lost,
+        )
 
     def start_controller(self, name: str) -> None:
         self.controllers[name] = ControllerProcess(name, self.config, self.redis, self.oracle)
@@ -198,5 +206,5 @@ def config_of(shape: Shape) -> Config:
         }
     )
     # More often than a user may set it: simulated runs are short.
-    often = config.controller.model_copy(update={"snapshot_every": SNAPSHOT_EVENTS})
+    often = config.controller.model_copy(update={"snapshot_every": shape.snapshot_every})
     return config.model_copy(update={"controller": often})

@@ -16,8 +16,6 @@ from testbed.simulator.oracles.ledger import Violation
 from testbed.simulator.virtual_time import Process, settle
 from testbed.simulator.worker import SEND_S, Fenced, SentWeights, SimulatedWorker
 
-PARITY_FAILURES = 0.02
-"""Share of swaps after which the parameters differ."""
 BRANCHED = 0.1
 """Share of samples that have a second sequence."""
 
@@ -31,6 +29,8 @@ Acknowledged = Callable[[tuple[int, int], int], None]
 
 class SimulatedRolloutWorker(SimulatedWorker):
     role = common_pb2.ROLE_ROLLOUT
+    PARITY_FAILURES = 0.02
+    """Share of swaps after which the parameters differ."""
 
     def __init__(
         self, cluster: Cluster, name: str, exited: Callable[[SimulatedWorker, int], None]
@@ -224,7 +224,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
             # A generator of its own: the schedules of known seeds stay as they are.
             lot = Random(f"{self.name} {self.incarnation} {weights.version}").random()
             stages = self.seat and self.parked
-            if lot < PARITY_FAILURES and not stages:
+            if lot < self.PARITY_FAILURES and not stages:
                 # The weights are loaded again at once; no task is generated meanwhile.
                 self.parity_failures += 1
                 self.loaded_version = -1

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from controller.ledger.enums import Phase
 from controller.services import admin
@@ -25,6 +25,7 @@ KINDS: dict[str, type[SimulatedWorker]] = {
 
 class World(Cluster):
     workers: dict[str, SimulatedWorker]
+    KINDS: ClassVar[dict[str, type[SimulatedWorker]]] = KINDS
 
     def __init__(self, seed: int, shape: Shape) -> None:
         super().__init__(seed, shape)
@@ -52,7 +53,7 @@ class World(Cluster):
         if before is not None and before.alive and not before.exited:
             return
         role = worker_id.partition("-")[0]
-        self.workers[worker_id] = KINDS[role](self, worker_id, self._exited)
+        self.workers[worker_id] = self.KINDS[role](self, worker_id, self._exited)
 
     def crash(self, worker: SimulatedWorker) -> None:
         """The process is gone; its peers may or may not see the connection break."""
