@@ -109,6 +109,7 @@ class ControllerContext:
             recorded=config.recorded,
             eval_sets=_eval_sets(rows, config),
             relay_fanout=config.relay_fanout,
+            stores_weights=config.weights.url is not None,
             best_metric=config.evaluation.best_metric or "",
             sources=rows.sources,
             lr=LearningRate(

@@ -49,6 +49,7 @@ def directive_of(
     worker = fleet.current(worker_id, incarnation)
     directive = worker_pb2.Directive(
         version=state.versions.version,
+        stored_weights=state.versions.stored,
         paused=state.paused,
         cancelled=[
             held
@@ -144,6 +145,7 @@ def directive_grounds(state: State) -> Callable[[str, int], Grounds]:
     workers, links = fleet.workers, fleet.links
     common = (
         version,
+        state.versions.stored,
         state.phase,
         state.paused,
         state.steps.open is None,

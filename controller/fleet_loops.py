@@ -38,10 +38,12 @@ from controller.replicated_controller import Controller
 from controller.runtime import NotLeading
 from controller.status import status_of
 from controller.store.journal import Deposed
+from controller.weight_sweep import sweep_weights
 from paceline.config.sections.workers import FleetConfig
 from paceline.process.structured_log import event
 from paceline.providers.base import Provider, Trouble, leader_provider
 from paceline.v1 import admin_pb2
+from paceline.weights.weight_store import WeightStore
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +186,9 @@ def keep_fleet(controller: Controller, leader: Leader) -> None:
         request = f"surplus-{worker.worker_id}-{worker.incarnation}"
         await leader.execute(cmd.drain(request, worker.worker_id, replace=True))
 
+    if (url := controller.config.weights.url) is not None:
+        store = WeightStore(url, controller.config.run.name)
+        leader.housekeeping.chore(_kept("sweep", lambda: sweep_weights(leader, store)))
     provider = leader_provider(controller.config, str(controller.run_dir.resolve()), drain)
     if provider is not None:
         provisioning = Provisioning(controller, leader, provider)

@@ -33,7 +33,7 @@ from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.observe.sinks.base import check_sinks
-from paceline.payloads.open_store import check_store
+from paceline.payloads.open_store import check_store, check_urls
 from paceline.process import stacks
 from paceline.process.files import new_private_directory, private_directory, replace_file
 from paceline.process.lifetime import leave_on_signal, started_s
@@ -44,6 +44,7 @@ from paceline.rpc.addresses import at, is_loopback
 from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.grpc_channel import METHODS
 from paceline.rpc.listeners import UNIX, add_port, new_server, socket_path
+from paceline.weights.weight_store import SETTING
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,8 @@ async def serve(
     stores = redis_stores(config, identity, endpoint.url, worker_url=worker_url)
     if stores.payload_urls:
         await check_store(stores.payloads, stores.payload_urls)
+    if config.weights.url is not None:
+        await check_urls([config.weights.url], SETTING)
     context = ControllerContext(config, run_dir, identity, stores)
     controller = Controller(context, keep_fleet)
     server.add_generic_rpc_handlers((Services(controller, handlers(), token),))

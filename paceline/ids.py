@@ -16,3 +16,8 @@ MeshEpoch = NewType("MeshEpoch", int)
 
 ANY = 1 << 40
 """A limit above every number of tokens, versions and steps."""
+
+
+def stored_version(name: str) -> Version:
+    """The version of the stored weights of this name, or with this prefix; -1 if it is empty."""
+    return Version(int(name.partition("-")[0] or -1))

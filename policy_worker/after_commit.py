@@ -56,6 +56,7 @@ class AfterCommit:
         self.publisher = trainer.open_publisher(
             PublishingPlace(reply.rendezvous_url, reply.run_id, host),
             on_link_error=lambda link, why: control.report_failure(link, why, is_link=True),
+            on_stored=control.poke,
         )
         self._saved = NO_VERSION
         """Version of the newest checkpoint that is being written or is recorded."""
@@ -71,6 +72,7 @@ class AfterCommit:
         own = self._control.caller.incarnation
         links = [link for link in directive.links if link.publisher.incarnation == own]
         self.publisher.set_links(links)
+        self.publisher.note_stored(directive.stored_weights)
 
     def work_due(self) -> bool:
         """There is something that the training thread does between steps."""

@@ -361,6 +361,7 @@ class PolicyWorker:
         """On the session's thread; there is no session before there is a trainer."""
         links = self.out.publisher.formed_generations() if self.admitted else []
         report = self.worker_report.report(links, messages(self.stuck_ranks.waits()))
+        report.stored_weights = self.out.publisher.stored if self.admitted else ""
         if self.control.leaving and report.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
             report.lifecycle = worker_pb2.LIFECYCLE_DRAINING
         return report

@@ -32,10 +32,12 @@ from paceline.process import threads
 from paceline.process.compute_device import compute_dtype
 from paceline.process.structured_log import event, first_line
 from paceline.v1 import worker_pb2
+from paceline.weights.stored_weights import StoreWriter
 from paceline.weights.weight_link import WeightLink
 from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightShard
 from paceline.weights.weight_sending import SendingEnd
 from paceline.weights.weight_snapshot import BUCKET_BYTES, SnapshotPool, WeightSnapshot, WireDtype
+from paceline.weights.weight_store import WeightStore
 from policy_worker.model.host_memory import CopyStream
 from policy_worker.model.precision import float32_names
 from policy_worker.model.train_state import NO_VERSION, TrainState, local_slice
@@ -151,9 +153,17 @@ class ReplicaPublisher(WeightPublisher):
         device: torch.device,
         place: PublishingPlace,
         on_link_error: Callable[[int, str], None] = lambda generation, why: None,
+        on_stored: Callable[[], None] = lambda: None,
     ) -> None:
         config = state.config
         self.state, self.replica = state, replica
+        self._accepted = ""  # Name of the newest stored weights that the controller knew
+        self._unreadable = False  # What this replica has stored cannot be read: it is stored again
+        self.writer: StoreWriter | None = None
+        """Writer to the store that links lead through; None: they lead to the receivers."""
+        if config.weights.url is not None:
+            store = WeightStore(config.weights.url, place.run_id)
+            self.writer = StoreWriter(store, replica.identity, device, on_stored)
         self._notices: LinkNotices | None = None
         self._copies = CopyStream(device)
         self._always = config.takes_turns
@@ -183,14 +193,35 @@ class ReplicaPublisher(WeightPublisher):
 
     @property
     def due(self) -> bool:
-        """Receivers are linked to this replica, and its present weights are not published."""
-        return bool(self._links) and self.state.version not in (self.version, NO_VERSION)
+        """Receivers are linked to this replica, its present weights are not published, and those
+        before them are, if it is to a store."""
+        due = bool(self._links) and self.state.version not in (self.version, NO_VERSION)
+        return self._unreadable or (due and not self._busy)
+
+    @property
+    def _busy(self) -> bool:
+        return self.writer is not None and self.writer.busy
+
+    @property
+    def stored(self) -> str:
+        """Name of the newest weights of this replica that are complete in the store."""
+        return "" if self.writer is None else self.writer.stored
+
+    def note_stored(self, name: str) -> None:
+        """Rank 0, any thread: ``name`` is the newest in the store that workers can read."""
+        if name:
+            self._accepted = name
+        elif self.stored and self.stored == self._accepted:
+            self._unreadable = True
 
     def publish_newest(self) -> None:
         """Rank 0: publishes the present weights if that is due. A replica that feeds nobody keeps
         no copy of earlier ones, unless it takes turns."""
         version = self.state.version
-        if version in (self.version, NO_VERSION):
+        if self._unreadable:
+            self._unreadable = False
+            self.take_back()
+        if version in (self.version, NO_VERSION) or self._busy:
             return
         if not (self._links or self._always):
             if self.version != NO_VERSION:
@@ -226,6 +257,11 @@ class ReplicaPublisher(WeightPublisher):
         """Forgets what was published: it was never committed, or has no receivers."""
         self.forget()
 
+    def forget(self) -> None:
+        if self.writer is not None:
+            self.writer.forget()
+        super().forget()
+
     def before_change(self) -> None:
         """Has the device do nothing more before the copies: it may change the weights."""
         self._copies.await_(self._copies.end)
@@ -234,6 +270,17 @@ class ReplicaPublisher(WeightPublisher):
         if self._notices is not None:
             self._notices.close()
         super().close()
+
+    def _publish(self, version: int, take: Callable[..., WeightSnapshot]) -> float:
+        seconds, newest = super()._publish(version, take), self._newest
+        if self.writer and newest and newest.publication == self._publications:
+            self.writer.write(newest)
+        return seconds
+
+    def _begin(self, link: WeightLink) -> None:
+        # Through a store nobody connects to anybody.
+        if self.writer is None:
+            super()._begin(link)
 
     def _weights(self) -> list[tuple[str, Tensor]]:
         return list(self.state.weights_of(POLICY)) if POLICY in self.state.parts else []

@@ -363,10 +363,11 @@ class Trainer:
         place: PublishingPlace,
         *,
         on_link_error: Callable[[int, str], None] = lambda generation, why: None,
+        on_stored: Callable[[], None] = lambda: None,
     ) -> ReplicaPublisher:
         """The publisher of the policy's weights."""
         self._publisher = ReplicaPublisher(
-            self.state, self.replica, self.device, place, on_link_error
+            self.state, self.replica, self.device, place, on_link_error, on_stored
         )
         return self._publisher
 

@@ -33,8 +33,9 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -53,6 +54,7 @@ from paceline.rpc.addresses import own_address
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, worker_pb2
+from paceline.weights.weight_store import WeightStore
 from paceline.worker_pools import seat_of
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.choice import make_engine
@@ -60,6 +62,7 @@ from rollout_worker.engine.without_model import NoEngine
 from rollout_worker.held_tasks import HeldTasks
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
+from rollout_worker.store_receiver import StoreReceiver
 from rollout_worker.tasks.environment_runner import EnvironmentRunner
 from rollout_worker.tasks.group_producer import GroupProducer, RecordedProducer
 from rollout_worker.tasks.group_scores import GroupScores
@@ -179,7 +182,10 @@ class RolloutWorker:
         # The ranks of vLLM share what arrived through host memory, and its device has no room for
         # it. Between its turns a worker has no device.
         on_host = self.config.takes_turns or self.config.rollout.engine == "vllm"
-        self.receiver = self.reports.receiver = WeightReceiver(
+        receiver: Callable[..., WeightReceiver] = WeightReceiver
+        if (url := self.config.weights.url) is not None:
+            receiver = partial(StoreReceiver, WeightStore(url, reply.run_id))
+        self.receiver = self.reports.receiver = receiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
             device=pick_device("cpu" if on_host else self.config.model.device),
@@ -295,6 +301,7 @@ class RolloutWorker:
         mine = [link for link in directive.links if link.receiver.worker_id == self.worker_id]
         if self.receiver is not None:
             link = max(mine, key=lambda link: link.epoch, default=None)
+            self.receiver.name(directive.stored_weights)
             self.receiver.set_link(link, directive.version)
             if self.receiver.relay is not None:
                 own = self.session.caller.incarnation

@@ -128,6 +128,9 @@ class WeightReceiver(LinkEnd):
         self._new_links: queue.SimpleQueue[WeightLink | None] = queue.SimpleQueue()
         """Links to serve; None: no more."""
         self.version = -1  # Newest version handed to on_weights; -1 for none
+        self._named = ""
+        self.reading = ""
+        """Name of the weights that are being read from a store; empty: none."""
         self._base: ArrivingWeights | None = None
         """The weights that came last. They outlive the link: the next one may go on with deltas."""
         self._known, self._known_t = -1, 0.0
@@ -158,6 +161,12 @@ class WeightReceiver(LinkEnd):
         told = (newest, link.reload, link.tree, link.relayed)
         ours = WeightLink(link.epoch, link.publisher.worker_id, *told, heard_t=time.monotonic())
         self._converge({(link.epoch, link.publisher.incarnation): ours})
+
+    def name(self, stored: str) -> None:
+        """``stored``: name of the newest weights in the store; empty: there are none."""
+        with self._changed:
+            self._named = stored
+            self._changed.notify_all()
 
     def close(self) -> None:
         if self.relay is not None:
@@ -241,6 +250,12 @@ class WeightReceiver(LinkEnd):
         """Receives one version and loads it into the engine."""
         staged = self._receive(link, sources)
         self._base = staged.base if self._deltas else None
+        self._hand_over(link, staged)
+        for mesh in sources:
+            acknowledge(mesh, staged.version)
+
+    def _hand_over(self, link: WeightLink, staged: StagedWeights) -> None:
+        """Loads weights that have come into the engine, if they are still wanted."""
         if self.version >= 0 and self._evaluating():
             with waiting(WaitKind.ENGINE, "generating for an evaluation of the loaded version"):
                 while self._evaluating() and not link.withdrawn.wait(HOLD_CHECK_S):
@@ -250,8 +265,6 @@ class WeightReceiver(LinkEnd):
         with waiting(WaitKind.WEIGHTS, f"loading weights {staged.version} into the engine"):
             self._on_weights(staged)
         self.version = staged.version
-        for mesh in sources:
-            acknowledge(mesh, staged.version)
         self.last_transfer_s = staged.seconds
         ms = staged.seconds * 1e3
         event(_log, "weights staged", generation=link.generation, version=staged.version, ms=ms)

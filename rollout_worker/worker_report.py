@@ -102,6 +102,7 @@ class RolloutReport:
             state_version=-1,
             loaded_version=engine.version,
             link_epochs=links,
+            stored_weights=self.receiver.reading if self.receiver is not None else "",
             gauges=gauges,
             activity=self._activity(in_engine),
             seat=self.turns.turn.report if self.turns is not None else None,

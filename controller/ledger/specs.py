@@ -105,6 +105,7 @@ class RunSpec(LiveSpec):
     """Completions are in the data: no worker loads weights, and no group is too old."""
     eval_sets: tuple[EvalSet, ...] = ()  # Beside the one of ``eval_rows``
     relay_fanout: int = 0  # 0: the replicas send to all
+    stores_weights: bool = False  # Workers read them from a store, to which one replica writes
     best_metric: str = ""  # SET/METRIC that ranks evaluations. Empty: the reward of the first set.
     sources: tuple[DataSource, ...] = ()  # None: all rows are of one source without a name
 

@@ -18,6 +18,7 @@ from paceline.observe.groups import SORTS
 from paceline.observe.vocabulary import FaultCause
 from paceline.payloads.group_limits import Invalid
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
+from paceline.weights.weight_store import NAME as STORED
 from paceline.worker_pools import ROLES as POOL_ROLES
 from paceline.worker_pools import TRAINING, role_of
 
@@ -156,6 +157,7 @@ RULES: dict[str, Rule] = {
     "size_bytes": _COUNT,
     "stage": among(STAGE_OF, "a stage of a suspension"),
     "state_version": _VERSION,
+    "stored_weights": written(f"({STORED})?", "a name of stored weights"),
     "tasks": few(MAX_TASKS, _faults),
     "wait_s": between(0, 30),
     "waits": few(64, _faults),

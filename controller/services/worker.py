@@ -147,6 +147,7 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
                 parity_detail=report.parity_detail,
                 load_failures=report.load_failures,
                 load_detail=report.load_detail,
+                stored_weights=report.stored_weights,
             )
         )
         seat, stays = report.seat, leader.ledger.state.fleet.current(*current.key) is not None

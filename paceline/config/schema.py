@@ -27,6 +27,7 @@ from paceline.config.sections.services import (
     PayloadsConfig,
     RedisConfig,
     RestConfig,
+    WeightsConfig,
 )
 from paceline.config.sections.training import RunConfig, TrainConfig
 from paceline.config.sections.workers import FleetConfig, KubernetesConfig, RayConfig, RolloutConfig
@@ -56,6 +57,7 @@ class Config(Section):
     ray: RayConfig = Field(default_factory=RayConfig)
     redis: RedisConfig = Field(default_factory=RedisConfig)
     payloads: PayloadsConfig = Field(default_factory=PayloadsConfig)
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
     controller: ControllerConfig = Field(default_factory=ControllerConfig)
     rest: RestConfig = Field(default_factory=RestConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
@@ -117,6 +119,8 @@ class Config(Section):
     def relay_fanout(self) -> int:
         """rollout.relay_fanout as a number; 0: no relays."""
         chosen = self.rollout.relay_fanout
+        if self.weights.url is not None:
+            return 0
         if chosen != "auto":
             return chosen
         return AUTO_FANOUT if self.rollout.engine == "vllm" else 0

@@ -64,6 +64,7 @@ class EventType(StrEnum):
     TURN_CHANGED = "TurnChanged"
     VOTE_CAST = "VoteCast"
     WEIGHTS_NOT_LOADED = "WeightsNotLoaded"
+    WEIGHTS_STORED = "WeightsStored"
     WEIGHTS_WITHDRAWN = "WeightsWithdrawn"
     WORKER_CHANGED = "WorkerChanged"
     WORKER_DIED = "WorkerDied"

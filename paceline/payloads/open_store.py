@@ -23,13 +23,16 @@ from paceline.payloads.store import PayloadStore, StoreFull, StoreUnavailable
 
 LIMIT_S = 10.0
 PROBE_BYTES = 1 << 16
+PAYLOADS = "payloads.url"
 CHECKED = "paceline-check"
 """Run id under which a check writes where there is no run yet."""
 
 
-def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadStore:
-    """The store of run ``run_id``. ``urls``: as in the config. ``redis_url``: the journal's, used
-    if there are none. Raises BadInput if it cannot be opened."""
+def open_payloads(
+    urls: Sequence[str], run_id: str, redis_url: str, setting: str = PAYLOADS
+) -> PayloadStore:
+    """The store of run ``run_id``. ``urls``: as in the config, under ``setting``. ``redis_url``:
+    the journal's, used if there are none. Raises BadInput if it cannot be opened."""
     if not urls:
         return RedisPayloads([redis_url], run_id)
     url, shown = urlsplit(urls[0]), ", ".join(map(masked, urls))
@@ -41,16 +44,16 @@ def open_payloads(urls: Sequence[str], run_id: str, redis_url: str) -> PayloadSt
         return FsspecPayloads(urls[0], run_id)
     except ImportError as error:
         raise BadInput(
-            f"payloads.url: {shown} needs a package that is not installed: {error}. S3 needs s3fs "
+            f"{setting}: {shown} needs a package that is not installed: {error}. S3 needs s3fs "
             "and Google Cloud Storage needs gcsfs: pip install 'paceline[s3]' or 'paceline[gcs]'"
         ) from error
     except (OSError, ValueError) as error:
-        raise BadInput(f"payloads.url: {shown} cannot be opened: {error}") from error
+        raise BadInput(f"{setting}: {shown} cannot be opened: {error}") from error
 
 
-async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
+async def check_store(store: PayloadStore, urls: Sequence[str], setting: str = PAYLOADS) -> None:
     """Raises BadInput with the reason and the remedy if ``store``, which was opened for ``urls``,
-    cannot be used."""
+    cannot be used. ``setting``: where they come from."""
     shown = ", ".join(map(masked, urls))
     # Several, so that each of several servers gets some.
     probe = {
@@ -63,29 +66,29 @@ async def check_store(store: PayloadStore, urls: Sequence[str]) -> None:
             found = await store.get(list(probe))
             await store.delete(list(probe))
     except StoreFull as error:
-        raise BadInput(f"payloads.url: {error}") from error
+        raise BadInput(f"{setting}: {error}") from error
     except TimeoutError as error:
         raise BadInput(
-            f"payloads.url: {shown} did not answer within {LIMIT_S:g} s. Start the store, or "
+            f"{setting}: {shown} did not answer within {LIMIT_S:g} s. Start the store, or "
             f"correct the URL"
         ) from error
     except StoreUnavailable as error:
         raise BadInput(
-            f"payloads.url: nothing can be stored: {error}. Start the store, correct the URL, or "
+            f"{setting}: nothing can be stored: {error}. Start the store, correct the URL, or "
             "grant this user the right to write, read and delete"
         ) from error
     if found != list(probe.values()):
         raise BadInput(
-            f"payloads.url: {shown} did not return what was written to it. Name a store that keeps "
+            f"{setting}: {shown} did not return what was written to it. Name a store that keeps "
             "what it acknowledged: a Redis with maxmemory-policy noeviction, or a directory that "
             "is no cache"
         )
 
 
-async def check_urls(urls: Sequence[str]) -> None:
+async def check_urls(urls: Sequence[str], setting: str = PAYLOADS) -> None:
     """The same for a run that is to be started. Raises BadInput."""
-    store = open_payloads(urls, CHECKED, "")
+    store = open_payloads(urls, CHECKED, "", setting)
     try:
-        await check_store(store, urls)
+        await check_store(store, urls, setting)
     finally:
         await store.close()

@@ -132,7 +132,7 @@ class RegisterReply(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., rendezvous_url: _Optional[str] = ..., version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., lease_ttl_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., payload_urls: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits", "parity_failures", "parity_detail", "load_failures", "load_detail", "seen_term", "seat")
+    __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits", "parity_failures", "parity_detail", "load_failures", "load_detail", "seen_term", "seat", "stored_weights")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class Report(_message.Message):
     LOAD_DETAIL_FIELD_NUMBER: _ClassVar[int]
     SEEN_TERM_FIELD_NUMBER: _ClassVar[int]
     SEAT_FIELD_NUMBER: _ClassVar[int]
+    STORED_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     seq: int
     lifecycle: Lifecycle
@@ -178,7 +179,8 @@ class Report(_message.Message):
     load_detail: str
     seen_term: int
     seat: SeatReport
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., progress: _Optional[int] = ..., busy: _Optional[bool] = ..., held_leases: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., loaded_version: _Optional[int] = ..., link_epochs: _Optional[_Iterable[int]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., activity: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., parity_failures: _Optional[int] = ..., parity_detail: _Optional[str] = ..., load_failures: _Optional[int] = ..., load_detail: _Optional[str] = ..., seen_term: _Optional[int] = ..., seat: _Optional[_Union[SeatReport, _Mapping]] = ...) -> None: ...
+    stored_weights: str
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., progress: _Optional[int] = ..., busy: _Optional[bool] = ..., held_leases: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., loaded_version: _Optional[int] = ..., link_epochs: _Optional[_Iterable[int]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., activity: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., parity_failures: _Optional[int] = ..., parity_detail: _Optional[str] = ..., load_failures: _Optional[int] = ..., load_detail: _Optional[str] = ..., seen_term: _Optional[int] = ..., seat: _Optional[_Union[SeatReport, _Mapping]] = ..., stored_weights: _Optional[str] = ...) -> None: ...
 
 class SeatReport(_message.Message):
     __slots__ = ("grant", "parked")
@@ -205,7 +207,7 @@ class Wait(_message.Message):
     def __init__(self, kind: _Optional[_Union[WaitKind, str]] = ..., what: _Optional[str] = ..., of: _Optional[str] = ..., age_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "leave_step", "scorers", "seat", "redis_port")
+    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "leave_step", "scorers", "seat", "redis_port", "stored_weights")
     TERM_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +221,7 @@ class Directive(_message.Message):
     SCORERS_FIELD_NUMBER: _ClassVar[int]
     SEAT_FIELD_NUMBER: _ClassVar[int]
     REDIS_PORT_FIELD_NUMBER: _ClassVar[int]
+    STORED_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     term: int
     seq: int
     lifecycle: Lifecycle
@@ -232,7 +235,8 @@ class Directive(_message.Message):
     scorers: _containers.RepeatedCompositeFieldContainer[Scorer]
     seat: Seat
     redis_port: int
-    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ..., seat: _Optional[_Union[Seat, _Mapping]] = ..., redis_port: _Optional[int] = ...) -> None: ...
+    stored_weights: str
+    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ..., seat: _Optional[_Union[Seat, _Mapping]] = ..., redis_port: _Optional[int] = ..., stored_weights: _Optional[str] = ...) -> None: ...
 
 class Seat(_message.Message):
     __slots__ = ("name", "grant", "hold")

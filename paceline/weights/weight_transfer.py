@@ -122,7 +122,7 @@ def receive_snapshot(
         ask = Ask(version_in(header), publication_in(header))
         if ask.version <= newer_than:
             raise WeightsRefused(f"version {ask.version} was offered, {newer_than} is here already")
-        limit = limit_bytes or _memory_bytes(device)
+        limit = limit_bytes or memory_bytes(device)
         manifest = Manifest.from_json(header.get("manifest"), limit_bytes=limit)
         here = base if base is not None and base.manifest == manifest else None
         begun = reception.begun
@@ -217,7 +217,7 @@ def _ask_all(
     return answers
 
 
-def _memory_bytes(device: torch.device) -> int:
+def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

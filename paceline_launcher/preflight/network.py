@@ -67,12 +67,15 @@ def _redis_settings(url: str) -> Findings:
 
 
 def payloads(start: Start) -> Findings:
-    from paceline.payloads.open_store import check_urls
+    from paceline.payloads.open_store import PAYLOADS, check_urls
+    from paceline.weights.weight_store import SETTING
 
-    urls = start.config.payloads.urls
-    try:
-        if urls:
-            asyncio.run(check_urls(urls))
-            yield ok(f"{', '.join(map(masked, urls))} can be written and read")
-    except BadInput as error:
-        yield fail(str(error), "")
+    config = start.config
+    weights = [] if config.weights.url is None else [config.weights.url]
+    for setting, urls in ((PAYLOADS, config.payloads.urls), (SETTING, weights)):
+        try:
+            if urls:
+                asyncio.run(check_urls(urls, setting))
+                yield ok(f"{', '.join(map(masked, urls))} can be written and read")
+        except BadInput as error:
+            yield fail(str(error), "")

@@ -9,6 +9,8 @@ buckets. With ``relay_fanout`` the links are trees below the sources:
 - A source that feeds nobody takes over a part of the trees. It has no copy of the weights to send,
   and one of several ranks makes it between two steps only: during a step it is given no receiver
   that waits for the newest version.
+- With ``stores_weights`` one replica is the source of all links, and nobody connects over them: it
+  writes to the store what the receivers read there. A receiver that cannot read it breaks its link.
 - If a source loses its state, or a version is taken back, new trees are planted: a relay hands
   nothing on over its links that came over links of an earlier one, unless it is known to be
   committed.
@@ -22,6 +24,7 @@ from controller.ledger.decisions.relay_tree import RelayTree, subtree_to_hand_ov
 from controller.ledger.enums import Role
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
+from paceline.ids import stored_version
 
 
 def settle_links(d: Decider) -> None:
@@ -30,7 +33,7 @@ def settle_links(d: Decider) -> None:
     s = d.state
     if s.over or s.run.recorded:
         return
-    sources = s.fleet.sources(s.versions.version)
+    sources = _sources(s)
     if not sources:
         return
     _supply(d, sources)
@@ -40,6 +43,11 @@ def settle_links(d: Decider) -> None:
         _improve_tree(d, sources, complete=complete)
     elif complete:
         _even_shares(d, sources)
+
+
+def _sources(s: State) -> Sequence[Worker]:
+    sources = s.fleet.sources(s.versions.version)
+    return sources[:1] if s.run.stores_weights else sources
 
 
 def _supply(d: Decider, sources: Sequence[Worker]) -> None:
@@ -132,7 +140,9 @@ def break_link(d: Decider, now: float, worker: Worker, generation: int) -> None:
     link = next((x for x in fleet.links.values() if x.generation == generation), None)
     if link is None or worker.worker_id not in (link.publisher, link.receiver):
         return
-    sources = fleet.sources(s.versions.version)
+    if worker.role is Role.ROLLOUT and s.versions.stored:
+        d.emit(ev.WeightsStored(s.versions.stored, worker.worker_id, readable=False))
+    sources = _sources(s)
     if not sources:
         return
     # The network between these two may be at fault.
@@ -148,7 +158,7 @@ def send_again(d: Decider, receivers: Iterable[str], *, lost_commit: bool = Fals
     """Sends the newest version over new links: it was withdrawn from these receivers, or they have
     a version that was never committed, and so may have what hangs on them."""
     s = d.state
-    sources = s.fleet.sources(s.versions.version)
+    sources = _sources(s)
     if not sources:
         return
     if s.run.relay_fanout:
@@ -163,6 +173,15 @@ def send_again(d: Decider, receivers: Iterable[str], *, lost_commit: bool = Fals
         # From the source that it has, if that still is one.
         present = None if link is None else serving.get(link.publisher)
         _assign(d, present or tree.attach(receiver), receiver)
+
+
+def note_stored(d: Decider, worker: Worker, name: str) -> None:
+    """The replica that sends has written weights to the store. What it says may be older than what
+    became of them: they were taken back, or could not be read."""
+    versions, sends = d.state.versions, d.state.fleet.sends_to(worker.worker_id)
+    committed = stored_version(versions.stored) <= stored_version(name) <= versions.version
+    if sends and committed and name not in (versions.stored, versions.unreadable):
+        d.emit(ev.WeightsStored(name, worker.worker_id))
 
 
 def _assign(

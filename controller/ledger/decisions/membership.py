@@ -18,7 +18,7 @@ from controller.ledger.decisions.commands import (
 )
 from controller.ledger.decisions.hosts import settle_hosts
 from controller.ledger.decisions.leases import release
-from controller.ledger.decisions.links import send_again
+from controller.ledger.decisions.links import note_stored, send_again
 from controller.ledger.decisions.mesh import lose_member
 from controller.ledger.decisions.rejections import blame, drop_from_step
 from controller.ledger.enums import (
@@ -168,6 +168,7 @@ def observe(
     parity_detail: str = "",
     load_failures: int = 0,
     load_detail: str = "",
+    stored_weights: str = "",
 ) -> None:
     """The ledger's share of a worker's report: changes that matter become events. Failures are
     those of this incarnation so far."""
@@ -179,6 +180,8 @@ def observe(
         d.emit(ev.ParityFailed(*who, parity_failures, parity_detail))
     if load_failures > worker.load_failures:
         d.emit(ev.WeightsNotLoaded(*who, load_failures, load_detail))
+    if stored_weights:
+        note_stored(d, worker, stored_weights)
     holds = worker.state_version
     # A report can only make a replica a holder of the newest state: one that was under way during a
     # commit is older than the vote, and a diverged replica does not know that it has diverged.

@@ -17,7 +17,7 @@ from controller.ledger.specs import LinkSpec, MeshSpec, WorkerSpec, values
 from controller.ledger.state.fleet import Failures, Mesh, Worker
 from controller.ledger.state.state import State
 from paceline.errors import plural
-from paceline.ids import MeshEpoch, Version
+from paceline.ids import MeshEpoch, Version, stored_version
 from paceline.observe.vocabulary import (
     ATTRIBUTED,
     NO_FAULT,
@@ -259,12 +259,32 @@ class WeightsWithdrawn(Event):
             worker.withdrawn_version = self.version
             if worker.loaded_version == self.version:
                 worker.loaded_version = Version(-1)
+        if stored_version(s.versions.stored) == self.version:
+            s.versions.stored = ""
 
     def text(self) -> str:
         return (
             f"weights of version {self.version} from {self.worker_id} are withdrawn: the other "
             f"replicas' weights differ ({plural(len(self.receivers), 'receiver')})"
         )
+
+
+@event(listed=lambda e: not e.readable, warns=lambda e: not e.readable)
+class WeightsStored(Event):
+    """Weights are complete in the store of ``weights.url``, or cannot be read from there."""
+
+    name: str
+    worker_id: str  # That wrote them, or could not read them
+    readable: bool = True
+
+    def apply(self, s: State) -> None:
+        s.versions.stored = self.name if self.readable else ""
+        if not self.readable:
+            s.versions.unreadable = self.name
+
+    def text(self) -> str:
+        what = "are in the store" if self.readable else "cannot be read, and are stored again"
+        return f"weights {self.name} {what} ({self.worker_id})"
 
 
 @event(listed=False)

@@ -63,6 +63,9 @@ class Versions:
     best: Step = Step(0)  # Step of the checkpoint with the highest held-out reward; 0: none
     rollbacks: int = 0
     requested: Step = Step(0)  # Step of the newest checkpoint that someone asked for; 0: none
+    stored: str = ""
+    """Name of the newest weights in the store of ``weights.url``; empty: none that can be read."""
+    unreadable: str = ""  # Name of the newest ones there that could not be read
 
     @property
     def checkpoint(self) -> Checkpoint:

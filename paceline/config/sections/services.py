@@ -73,22 +73,45 @@ class PayloadsConfig(Section):
         if self.url == []:
             raise ValueError("payloads.url is an empty list: name a store, or remove the setting")
         for url in self.urls:
-            parts = urlsplit(url)
-            is_directory = not parts.netloc and parts.path.startswith("/") and parts.path.strip("/")
-            named = parts.netloc or parts.path.strip("/")
-            names_one = is_directory if parts.scheme == "file" else named
-            if not parts.scheme or not (names_one or parts.scheme in REDIS_SCHEMES):
+            if urlsplit(url).scheme in REDIS_SCHEMES:
+                check_ports("payloads.url", url)
+            elif not _names_files(url):
                 raise ValueError(
                     f"payloads.url: {url!r} names no store: use redis://HOST:PORT/0, file:///PATH "
                     "(an absolute path) or s3://BUCKET/PREFIX"
                 )
-            if parts.scheme in REDIS_SCHEMES:
-                check_ports("payloads.url", url)
             elif len(self.urls) > 1:
                 raise ValueError(
                     "payloads.url: several stores are possible with Redis alone: name one"
                 )
         return self
+
+
+class WeightsConfig(Section):
+    change = Fixed("trainers and rollout workers agree on it when they start")
+
+    url: str | None = None
+    """Store through which weights reach rollout workers that no trainer can reach: file:///PATH, or
+    an object store of fsspec, such as s3://BUCKET/PREFIX. Every rollout worker, policy rank and
+    controller must reach it. Default: trainers send them over connections of their own."""
+
+    @model_validator(mode="after")
+    def _known(self) -> "WeightsConfig":
+        if self.url is not None and not _names_files(self.url):
+            raise ValueError(
+                f"weights.url: {self.url!r} names no store: use file:///PATH (an absolute path) or "
+                "s3://BUCKET/PREFIX"
+            )
+        return self
+
+
+def _names_files(url: str) -> bool:
+    """True if the URL is one of a directory, or of an object store of fsspec."""
+    parts = urlsplit(url)
+    inside = parts.path.strip("/")
+    if parts.scheme == "file":
+        return bool(not parts.netloc and parts.path.startswith("/") and inside)
+    return bool(parts.scheme and parts.scheme not in REDIS_SCHEMES and (parts.netloc or inside))
 
 
 class RestConfig(Section):
