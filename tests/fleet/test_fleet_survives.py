@@ -25,17 +25,22 @@ SLACK_S = 3.0
 """For machines that run other things meanwhile; benchmarks/recovery measures without it."""
 
 
-@pytest.fixture(scope="module", params=["weights", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["weights", *(pytest.param(p, marks=pytest.mark.slow) for p in ("lora", "store"))],
+)
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shared[LaunchedFleet]]:
-    """A fleet that trains the whole model, or adapters."""
+    """A fleet that trains the whole model, or adapters, or sends weights through a store."""
 
     def start() -> LaunchedFleet:
         where = tmp_path_factory.mktemp("fleet")
         sections = {"controller": {"snapshot_every": 300}, "reward": SLOWLY}
         if request.param == "lora":
             sections["model"] = {"lora": {"rank": 4}}
+        if request.param == "store":
+            sections["weights"] = {"url": (where / "stored").as_uri()}
         return LaunchedFleet(where, **sections)
 
     fleet = Shared(start)

@@ -3,15 +3,13 @@ store."""
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
+import torch
 
 from paceline.errors import BadInput
 from paceline.ids import TaskId
@@ -20,28 +18,18 @@ from paceline.payloads.open_store import check_urls, open_payloads
 from paceline.payloads.store import PayloadStore, Ref, StoreUnavailable
 from paceline.redis.client import connect_sync
 from paceline.rpc.addresses import free_ports
-from testbed.patience import Patience
+from paceline.weights.stored_weights import StoreWriter, read_weights
+from paceline.weights.weight_snapshot import WeightSnapshot
+from paceline.weights.weight_store import WeightStore, prefix_of
+from testbed.patience import until
 from testbed.redis.redis_process import throwaway_redis
+from tests.fixtures.object_stores import s3_server
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[subprocess.Popen[bytes]]:
-    """A server of the S3 protocol, named as a user would name it."""
-    (port,) = free_ports("127.0.0.1", 1)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_MAX_ATTEMPTS", "1")
-        try:
-            await_server(server, port)
-            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
-            yield server
-        finally:
-            server.kill()
-            server.wait()
+    with s3_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +48,6 @@ def gs() -> Iterator[None]:
             yield
         finally:
             server.stop()
-
-
-def await_server(server: subprocess.Popen[bytes], port: int) -> None:
-    """Returns once it listens; it says nothing of it, and takes seconds on a busy machine."""
-    patience = Patience(120)
-    while True:
-        assert server.poll() is None and patience.left()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.05)
 
 
 @pytest.fixture(params=["s3", "gs", "memory", "file", "redis"])
@@ -110,6 +88,22 @@ async def test_every_store_keeps_the_same_promises(
     assert await other.get([ref("t0"), ref("t0", 2)]) == [b"repeated", None]
     await other.delete([ref("t0"), ref("t99")])
     assert await one.missing([ref("t0"), ref("t1"), ref("t99")]) == [ref("t0"), ref("t99")]
+
+
+async def test_weights_go_through_an_object_store_bit_by_bit_and_are_swept(s3: object) -> None:
+    weights = {"w": torch.randn(1000), "bias": torch.randn(7)}
+    store, stored = WeightStore("s3://bucket/w", "run"), []
+    writer = StoreWriter(store, "0123456789ab", torch.device("cpu"))
+    for version in (1, 2):
+        writer.write(WeightSnapshot.take(version, weights.items(), bucket_bytes=1024))
+        await asyncio.to_thread(until, lambda: not writer.busy, 60.0)
+        stored.append(writer.stored)
+    await store.sweep(2, {prefix_of(stored[1])})
+    reader = WeightStore("s3://bucket/w", "run")
+    assert await asyncio.to_thread(reader.first, prefix_of(stored[0]), "manifest") is None
+    cpu = torch.device("cpu")
+    staged = await asyncio.to_thread(read_weights, reader, stored[1], {}, cpu)
+    assert all(torch.equal(staged.tensors[name], weights[name]) for name in weights)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
