@@ -89,7 +89,7 @@ class Samples:
             row["ledger_mib"] = size_of([state]) / MIB
         found = world.recoveries[self._recoveries :]
         row["recoveries"] = [
-            {"hour": round(at / HOUR, 3), "fault": what, "seconds": round(s * STRETCH, 1)}
+            {"hour": round(at / HOUR, 3), "fault": what, "seconds": round(s, 2)}
             for at, what, s in found
         ]
         self._appended, self._steps = redis.appended, world.steps
@@ -184,7 +184,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     for kind in sorted({fault["fault"] for fault in faults}):
         own = [(f["hour"] / 24, f["seconds"]) for f in faults if f["fault"] == kind]
         axes[5].scatter(*zip(*own, strict=True), s=8, label=kind)
-    axes[5].set_title("no commit after a fault for, virtual s", fontsize=10)
+    axes[5].set_title("no commit after a fault for, s of the controllers' clock", fontsize=10)
     axes[5].legend(fontsize=7)
     for axis in axes:
         axis.set_xlabel("virtual days", fontsize=8)

@@ -11,7 +11,7 @@ import typer
 from paceline.config.load import parse_setting
 from paceline.errors import BadInput, UserError, plural
 from paceline.worker_pools import TRAINING
-from paceline_launcher.cli.common import ANSWER_LIMIT_S, Target, is_number
+from paceline_launcher.cli.common import ANSWER_LIMIT_S, JsonOption, Target, is_number, print_json
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
@@ -91,6 +91,7 @@ def hosts(
     host: str | None = None,
     *,
     target: Target,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the hosts that had faults, let a blocked one in again, or block one.
 
@@ -104,7 +105,7 @@ def hosts(
         host HOST: Name of the host, see paceline hosts.
     """
     if action is None:
-        _show_hosts(target.ask(_status))
+        _show_hosts(target.ask(_status), as_json)
     elif action not in ("allow", "block") or not host:
         raise BadInput(
             "write: paceline hosts, paceline hosts allow HOST, or paceline hosts block HOST"
@@ -113,7 +114,11 @@ def hosts(
         _ask("Host", {"host": host, "blocked": action == "block"}, target, "SetHost")
 
 
-def _show_hosts(status: admin_pb2.StatusReply) -> None:
+def _show_hosts(status: admin_pb2.StatusReply, as_json: bool) -> None:
+    if as_json:
+        hosts_now = {h.host: {"faults": h.faults, "blocked": h.blocked} for h in status.hosts}
+        print_json(hosts_now)
+        return
     for one in status.hosts:
         state = f"blocked: {one.blocked}" if one.blocked else "works"
         typer.echo(f"{one.host}: {plural(one.faults, 'fault')}, {state}")
