@@ -216,14 +216,10 @@ def given_or_default(run_dir: Path | None) -> Path:
     return chosen
 
 
-def print_json(value: Any) -> None:
-    """``value`` on standard output; NaN and infinity, which JSON lacks, become null."""
-    typer.echo(json.dumps(finite(value), indent=2))
-
-
-def print_json_line(value: Any) -> None:
-    """Prints ``value`` on one line, for a stream of objects."""
-    typer.echo(json.dumps(finite(value), separators=(",", ":")))
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """``value`` on standard output, on one line without ``indent``; NaN and infinity, which JSON
+    lacks, become null."""
+    typer.echo(json.dumps(finite(value), indent=indent))
 
 
 def command_line(command: Callable[..., None]) -> Callable[..., None]:

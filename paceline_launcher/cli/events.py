@@ -18,7 +18,7 @@ from paceline_launcher.cli.common import (
     RunDirOption,
     Target,
     given_or_default,
-    print_json_line,
+    print_json,
 )
 from paceline_launcher.terminal import printable
 
@@ -81,7 +81,7 @@ def events(
 
 def _print(event: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json_line(event)
+        print_json(event, indent=None)
         return
     from paceline.observe.event_history import text_of
 

@@ -111,7 +111,6 @@ async def _ask(query: dict[str, Any], control: ControlPlane) -> dict[str, Any]:
 
 
 def _from_archive(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
-
     from paceline.observe.groups import Filter, Group, listed
     from paceline.observe.samples import ArchiveReader
 
