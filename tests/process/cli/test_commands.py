@@ -38,7 +38,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 COMMANDS = dict(commands(get_command(app)))
 WITHOUT_DATA = {
     *((role,) for role in ("controller", "policy", "rollout", "scorer", "serve")),
-    *((name,) for name in ("demo", "init", "logs", "top")),
+    *((name,) for name in ("demo", "init", "logs", "timeline", "top")),
     *(("alerts", "test"), ("plan", "memory"), ("import", "cosmos-rl"), ("config", "check")),
     *((name,) for name in ("scale", "drain", "pause", "resume", "checkpoint", "stop", "set")),
     *((name,) for name in ("export", "stacks", "check-reward", "check-objective")),
