@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from typing import Any
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "digit_sort"
 MAX_MODEL_LEN = 128
 START_LIMIT_S = 600.0
+LIMIT_S = 1200
 
 
 def exact(completion_ids: list[list[int]], wanted: list[list[int]], **_: Any) -> list[float]:
@@ -54,6 +56,9 @@ def main() -> None:
     from paceline.cuda_extensions import hide_cuda_extensions
 
     hide_cuda_extensions()
+    # If its rollout process fails, the trainer may wait for ever.
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(LIMIT_S)
     with tempfile.TemporaryDirectory() as scratch, served(args.model, Path(scratch)) as url:
         json.dump(train(args, url, Path(scratch)), sys.stdout)
         print()
