@@ -2,7 +2,7 @@
 this process leads.
 
     projection ── events, states ──┬── rules ──► webhook, command ──► place (alerts.json)
-    last commit ───────────────────┘
+    last commit, free disk ────────┘
 
 One alert a kind in ``QUIET_S``, but the end of the run always. A state is told when it begins. The
 place is written after an alert is delivered or given up. The next leader goes on from there, so an
@@ -12,6 +12,7 @@ alert is sent at least once, with the same id.
 import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -121,7 +122,7 @@ class AlertThread(Drain[None]):
         poll_s: float = 1.0,
     ) -> None:
         super().__init__("alerts", poll_s=poll_s)
-        self._config, self._run = config, run
+        self._config, self._run, self._run_dir = config, run, run_dir
         self._projector, self._progress, self._may_write = projector, progress, may_write
         self._first_pause_s = first_pause_s
         self._path = run_dir / "alerts.json"
@@ -159,6 +160,10 @@ class AlertThread(Drain[None]):
         if step is not None and (waited > self._config.stall_s or told.get("stall") == step):
             text = f"no step was committed for {waited:.0f} s; the last one was step {step}"
             states["stall"] = "stall", text
+        with suppress(OSError):  # a disk that does not answer costs no other alert
+            free_gb = shutil.disk_usage(self._run_dir).free / 1e9
+            if free_gb < self._config.disk_free_gb * (1.2 if "disk" in told else 1.0):
+                states["disk"] = "disk", f"{free_gb:.1f} GB are free in the run directory"
         return states
 
     def _send(self, alert: Alert) -> None:

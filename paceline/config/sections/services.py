@@ -143,7 +143,7 @@ class ArchiveConfig(Section):
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
 
 
-AlertKind = Literal["fault", "stall", "nan", "held_out", "end"]
+AlertKind = Literal["fault", "stall", "nan", "held_out", "disk", "end"]
 
 
 class AlertsConfig(Section):
@@ -157,6 +157,8 @@ class AlertsConfig(Section):
     """Kinds of alerts that are sent, but for end at most one in five minutes."""
     stall_s: Seconds = 1800.0
     """A run without a committed step for this many seconds has stalled."""
+    disk_free_gb: Annotated[float, Field(ge=0)] = 10.0
+    """Free space of the run directory's disk, in GB, below which an alert is sent."""
 
 
 class AuthConfig(Section):

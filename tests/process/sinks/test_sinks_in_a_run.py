@@ -63,7 +63,7 @@ async def _kill_the_leader_of_a_working_fleet(controllers: Controllers) -> None:
 
 def test_a_new_leader_goes_on_and_bad_sinks_delay_nobody(tmp_path: Path) -> None:
     told_of = tmp_path / "alerts"
-    alerts = {"command": [sys.executable, "-c", ALERT, str(told_of)]}
+    alerts = {"command": [sys.executable, "-c", ALERT, str(told_of)], "disk_free_gb": 0.0}
     settings: dict[str, Any] = {"metrics": {"sinks": SINKS}, "fleet": {"lease_ttl_s": 60.0}}
     settings["alerts"] = alerts
     with running_controllers(tmp_path, 2, **settings) as controllers:

@@ -105,7 +105,7 @@ class Run:
     def __init__(self, directory: Path, receiver: Receiver, **config: Any) -> None:
         self.directory = directory
         (directory / "webhook").write_text(receiver.url + "\n")
-        values = {"webhook_file": str(directory / "webhook"), **config}
+        values = {"webhook_file": str(directory / "webhook"), "disk_free_gb": 0.0, **config}
         self.config = AlertsConfig.model_validate(values)
         self.progress: int | None = None
         self._projector = Projector(directory, inline=True)
@@ -178,17 +178,19 @@ def test_a_receiver_that_hangs_blocks_nobody(tmp_path: Path, receiver: Receiver)
     assert [m["kind"] for m in receiver.got] == ["fault"]
 
 
-def test_a_stall_is_told_once_also_by_the_next_leader(tmp_path: Path, receiver: Receiver) -> None:
-    run = Run(tmp_path, receiver, stall_s=0.05)
+def test_a_stall_and_a_full_disk_are_told_once_also_by_the_next_leader(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    run = Run(tmp_path, receiver, stall_s=0.05, disk_free_gb=1e9)
     run.happens("StepCommitted", 0, step=7)
     run.progress = 7
     for number in 1, 2:
         with run.leader():
-            until(lambda: receiver.got)
+            until(lambda: len(receiver.got) == 2)
             run.happens("RunFinished", number, severity="info")
             until(lambda: any(m["kind"] == "end" for m in receiver.got))
         receiver.got = [m for m in receiver.got if m["kind"] != "end"]
-    assert sorted(m["kind"] for m in receiver.got) == ["stall"]
+    assert sorted(m["kind"] for m in receiver.got) == ["disk", "stall"]
     assert any("the last one was step 7" in m["text"] for m in receiver.got)
 
 
