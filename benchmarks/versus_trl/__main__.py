@@ -41,7 +41,7 @@ GROUPS, GROUP_SIZE = 32, 8
 WARM_UP = 10
 """Steps before the clocks start."""
 ALL_SAMPLES = {"train.loss.skip_zero_advantage": False}
-VLLM = {"rollout.engine": "vllm", "rollout.vllm": {"dtype": "float32"}}
+VLLM = {"rollout.engine": "vllm", "rollout.dtype": "float32"}
 PACELINE: dict[str, dict[str, Any]] = {
     "Paceline": {},
     "Paceline, every sample computed": ALL_SAMPLES,
