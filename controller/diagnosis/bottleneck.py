@@ -232,18 +232,20 @@ def shares_of(
         open_for_newest and not recorded and admissible(state, worker.loaded_version) <= 0
         for worker, _ in reports
     ]
+    idle = [g["engine_idle_fraction"] for g in gauges if "engine_idle_fraction" in g]
     capacity = sum(g["scoring_capacity"] for g in gauges if "scoring_capacity" in g)
     scoring = sum(g["scoring"] for g in gauges if g.get("scoring_capacity"))
     group = max(1, state.run.groups_per_step)
     return FlowFractions(
         occupancy=mean_of([g["slot_occupancy"] for g in gauges if "slot_occupancy" in g]),
-        idle=mean_of([g["engine_idle_fraction"] for g in gauges if "engine_idle_fraction" in g]),
+        idle=mean_of(idle),
         closed=float(not open_for_newest),
         lagging=mean_of([float(value) for value in behind]),
         scoring=scoring / capacity if capacity else 0.0,
         scorers=max((scorers or {}).values(), default=0.0),
         unsent=sum(g["unsent"] for g in gauges if "unsent" in g) / group,
         ready=float(len(state.tasks.ready) >= group),
+        generating=mean_of([1.0 - share for share in idle]),
         generated=mean_of([g["tokens_per_s"] for g in gauges if "tokens_per_s" in g]),
         devices=mean_of([g["gpu_utilization"] for g in every if "gpu_utilization" in g]),
     )
@@ -255,7 +257,7 @@ def utilisation_of(leader: Leader) -> dict[str, float]:
     found = {}
     if flow.weight and not state.run.recorded:
         ranks = leader.context.config.rollout.tensor_parallel
-        found["engine_busy"] = 1.0 - flow.mean.idle
+        found["engine_busy"] = flow.mean.generating
         found["engine_tokens_per_s_device"] = flow.mean.generated / ranks
     if flow.mean.devices:
         found["device_busy"] = flow.mean.devices

@@ -25,6 +25,7 @@ class FlowFractions:
     unsent: float = 0.0
     """Finished groups that the controller has not taken, over groups of a step. May exceed 1."""
     ready: float = 0.0  # Enough groups for a step are ready. 0 or 1.
+    generating: float = 0.0  # Engines that generate something. 0 to 1; 0 if there is none.
     generated: float = 0.0  # Tokens per second of an engine
     devices: float = 0.0  # GPUs that compute something. 0 to 1; 0 if no worker reports it.
 

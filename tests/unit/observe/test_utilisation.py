@@ -73,6 +73,14 @@ def test_the_leader_brings_what_reports_say_of_engines_and_devices():
     assert set(found) == OBSERVED
 
 
+def test_while_no_engine_has_its_devices_none_is_busy():
+    run, flow = Driven.fleet("p0", "r0"), FlowAverage()
+    engines = [(run.state.fleet.workers["r0"], report(engine_idle_fraction=0.4)[1])]
+    for tenth in range(200):  # lent to the trainers for every second second
+        flow.add(shares_of(run.state, engines if tenth // 10 % 2 else []), 0.1, 1.0)
+    assert utilisation_of(leader_of(flow))["engine_busy"] == pytest.approx(0.3, abs=0.03)
+
+
 def test_engines_of_a_run_of_recorded_data_and_of_a_new_leader_are_not_known():
     assert utilisation_of(leader_of(FlowAverage())) == {}
     flow = FlowAverage()
