@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from paceline.observe.vocabulary import EventType, Severity
+from paceline.observe.vocabulary import NO_FAULT, EventType, Severity
 
 RUN, SEATS = "run", "seats"  # Lanes that are no process
 ROLES = (RUN, "controller", "policy", "rollout", "scorer", SEATS)  # Of lanes, top to bottom
@@ -21,6 +21,10 @@ PROCESS, WORK, WEIGHTS = "process", "work", "weights"
 STEPS, VERSIONS, LEADER = "steps", "newest version", "leader"
 LEAST_S = 1e-6
 MOST_VERSIONS = 1024  # Whose commits are remembered for receivers that lag
+MOST_DOWN = 256  # Lanes of processes that are down and may come back
+SET_BACK_S = 60.0
+"""A clock that is behind by more was set back, and is followed; by less, it is another leader's. A
+line of a file may have no time, 0."""
 
 BUSY = frozenset({"compute", "reduce", "commit", "generate"})
 """Kinds of slices in which a process works. The others: wait, start, run, down, lead, step,
@@ -127,6 +131,8 @@ class Timeline:
     def take(self, t: float, record: Mapping[str, Any]) -> None:
         """Takes the next event, journalled at ``t`` (Unix seconds)."""
         # A leader on another host may have another clock.
+        if 0.0 < t < self.t - SET_BACK_S:
+            self._set_back(t)
         self._before, self.t = self.t, max(self.t, t)
         if (handler := _HANDLERS.get(record["type"])) is not None:
             handler(self, record)
@@ -134,6 +140,22 @@ class Timeline:
             named = (record.get(name) for name in ("worker_id", "name", "controller_id"))
             lane = next((name for name in named if name in self.roles), RUN)
             self._emit(Mark(lane, self.t, str(record.get("text", "")), str(record["severity"])))
+
+    def _set_back(self, t: float) -> None:
+        """From here on times are by a clock that shows ``t`` now."""
+        self.t = self._opened = self._newest_t = t
+        self._broken = t, self._broken[1]
+        self._ends.clear()
+        self._votes.clear()
+        self._committed.clear()
+        self._swapped.clear()
+        self._version_at.clear()
+        for place, s in self._rows.items():
+            self._rows[place] = s._replace(start=min(s.start, t))
+        for tasks in self._tasks.values():
+            tasks.since = min(tasks.since, t)
+        for group in self._groups.values():
+            group.leased = min(group.leased, t)
 
     def open(self) -> Iterator[Slice]:
         """Slices that go on, up to the newest event, and groups without an outcome."""
@@ -231,7 +253,13 @@ class Timeline:
         self._end(worker, WEIGHTS)
         self._drop_work(worker)
         why = str(record.get("cause") or record.get("how") or "")
+        if why in NO_FAULT:  # nobody starts it again
+            self._end(worker, PROCESS)
+            return
         self._begin(worker, PROCESS, f"down ({why.replace('_', ' ')})", "down", "its launcher")
+        down = [place for place, s in self._rows.items() if s.kind == "down"]
+        for place in down[:-MOST_DOWN]:
+            self._end(*place)
 
     def _drop_work(self, worker: str) -> None:
         """Whatever the process was doing is over."""
@@ -332,7 +360,8 @@ class Timeline:
 
         def seconds(part: str) -> float:
             total, weight, *_ = stats.get(f"time_{part}_s", (0.0, 0.0))
-            return float(total / weight) if weight else 0.0
+            # Whatever a replica reports.
+            return min(max(0.0, float(total / weight)), self.t) if weight > 0 else 0.0
 
         if (last := self._committed.pop(worker, None)) is not None:
             voted, committed = last

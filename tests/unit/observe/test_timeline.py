@@ -15,7 +15,7 @@ from controller.ledger import events as ev
 from controller.ledger.specs import StatValue
 from paceline.observe.run_files import RunFileWriter
 from paceline.observe.swim_lanes import SwimLanes
-from paceline.observe.timeline import Flow, Item, Mark, Slice, Timeline
+from paceline.observe.timeline import MOST_DOWN, Flow, Item, Mark, Slice, Timeline
 from paceline.observe.trace_file import TraceWriter
 from paceline_launcher.cli import app
 from tests.fixtures.ledgers import Driven
@@ -329,3 +329,43 @@ def test_what_cannot_be_drawn_is_said_with_what_to_do(words, said, tmp_path):
     out = tmp_path / "trace.json"
     done = command(*(tmp_path if word == "RUN" else word for word in words), "--out", out)
     assert said in str(done.exception) and not out.exists()
+
+
+def test_a_clock_that_was_set_back_is_followed():
+    lanes, now = SwimLanes(), 1e9
+    take, worker = lanes.timeline.take, {"worker_id": "rollout-0"}
+    begun = {"type": "WorkerRegistered", **worker, "role": "rollout", "pid": 1, "host": "host"}
+    take(now + 3600, begun)
+    changed = {"type": "WorkerChanged", **worker, "state_version": -1, "loaded_version": 0}
+    take(now + 3601, changed | {"lifecycle": "running"})
+    for n in range(10):
+        task = f"t{n}"
+        take(now + 10 * n, {"type": "TasksLeased", **worker, "leases": [[task, 1]]})
+        take(now + 10 * n + 8, {"type": "GroupAccepted", **worker, "group": {"task_id": task}})
+    (lane,) = lanes.window(now + 100, 100.0, 50)["lanes"]
+    assert lane["busy"] == pytest.approx(0.8) and set(lane["cells"]) == {"g", "w"}
+
+
+def test_processes_that_are_gone_for_good_leave_the_lanes():
+    lanes = SwimLanes()
+    for n in range(1000):
+        worker = {"worker_id": f"spot-{n}", "role": "rollout", "pid": 1, "host": "host"}
+        lanes.timeline.take(float(n), {"type": "WorkerRegistered", **worker})
+        cause = "asked_to_leave" if n % 2 else "killed"
+        died = {"type": "WorkerDied", **worker, "cause": cause, "how": "exit"}
+        lanes.timeline.take(n + 0.5, died)
+    names = {lane["name"] for lane in lanes.window(2000.0, 100.0, 50)["lanes"]}
+    assert len(names) == MOST_DOWN and names <= {f"spot-{n}" for n in range(0, 1000, 2)}
+
+
+@pytest.mark.parametrize("total", [-1.0, 1.0])
+def test_absurd_seconds_of_a_replica_leave_the_lanes_readable(total: float):
+    lanes = SwimLanes()
+    take = lanes.timeline.take
+    parts = ("wait", "compute", "reduce", "commit")
+    stats = {f"time_{part}_s": [total, 1e-320, total] for part in parts}
+    take(1e9, {"type": "StepOpened", "step": 1, "groups": [], "shards": {"policy-0": []}})
+    take(1e9 + 1, {"type": "VoteCast", "worker_id": "policy-0", "step": 1, "stats": stats})
+    take(1e9 + 2, {"type": "StepCommitted", "step": 1, "version": 1, "metrics": {}})
+    (lane,) = lanes.window(1e9 + 3, 60.0, 30)["lanes"]
+    assert 0.0 <= lane["busy"] <= 1.0
