@@ -11,8 +11,10 @@ from pathlib import Path
 import typer
 
 import paceline_launcher
-from paceline.errors import UserError
+from paceline.config.load import load_config
+from paceline.errors import BadInput, UserError
 from paceline_launcher.cli.common import RunDirOption, SetOption
+from paceline_launcher.cli.ledger import settings_of
 from paceline_launcher.cli.up import up
 
 CARRIED = Path(paceline_launcher.__file__).parent / "digit_sort"
@@ -37,6 +39,7 @@ def demo(*, overrides: SetOption = None, run_dir: RunDirOption = None) -> None:
     started = time.monotonic()
     copy_example()
     run_dir = run_dir or Path("runs/digit-sort")
+    keep_others(run_dir, load_config(EXAMPLE / "digit_sort.toml", overrides or ()).run.name)
     try:
         up(EXAMPLE / "digit_sort.toml", overrides=overrides, run_dir=run_dir, fresh=True)
     except typer.Exit as ended:
@@ -65,6 +68,12 @@ def copy_example() -> None:
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
+
+
+def keep_others(run_dir: Path, name: str) -> None:
+    """Raises BadInput if ``run_dir`` holds another run than ``name``."""
+    if (run_dir / "config.toml").exists() and (found := settings_of(run_dir)[0]) != name:
+        raise BadInput(f"--run-dir: {run_dir} holds the run {found!r}, which would be deleted")
 
 
 def ask(model_dir: Path) -> int:
