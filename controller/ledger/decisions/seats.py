@@ -95,8 +95,14 @@ def _successor(s: State, seat: Seat) -> Worker | None:
     side = s.fleet.seats.role_of(seat)
     roles = (role for role in Role if role.side is side)
     living = (w for role in roles for w in s.fleet.living(role) if w.seat == seat.name)
-    living = (w for w in living if not s.fleet.shuns(w))
+    living = (w for w in living if not s.fleet.shuns(w) or _awaited(s, w))
     return min(living, key=lambda w: (w.leaving, w.worker_id), default=None)
+
+
+def _awaited(s: State, worker: Worker) -> bool:
+    """Others wait for it with its seat, though its host is blocked: the mesh ends only once all its
+    members have theirs, and a state that it alone holds has to be sent."""
+    return s.fleet.in_mesh(worker) or worker.state_version == s.versions.version
 
 
 def _in_use(s: State, seat: Seat, worker: Worker) -> bool:

@@ -34,9 +34,9 @@ def seated(*pairs: int, **changes: Any) -> Driven:
     return run
 
 
-def come(run: Driven, worker: str) -> None:
+def come(run: Driven, worker: str, host: str = "h") -> None:
     newest = run.state.versions.version
-    run.register(worker, seat=f"h/{worker[1:]}")
+    run.register(worker, seat=f"{host}/{worker[1:]}", host=host)
     run.observe(worker)
     if worker.startswith("p"):
         run.observe(worker, state=newest)
@@ -685,3 +685,21 @@ def test_a_side_keeps_a_pair_and_nobody_undoes_anothers_loan(
         run.do(cmd.scale("a", desired, expected))
     with pytest.raises(cmd.CommandRefused, match="no devices are lent"):
         seated().do(cmd.scale("a", {"training": 1}))
+
+
+def test_a_host_that_is_blocked_in_generations_turn_holds_up_no_step() -> None:
+    """Its replica leaves the mesh with its seat, and not without."""
+    run = Driven(**SYNCHRONOUS)
+    for worker in ("p0", "p1", "r0", "r1"):
+        come(run, worker, f"h{worker[1:]}")
+    for worker in ("p0", "p1"):
+        park(run, worker)
+    run.do(cmd.block_host("q", "h1"))
+    assert run.lease("r1").empty_reason == "blocked"
+    run.fill("r0", 4)
+    turn(run)
+    for worker in ("r0", "r1"):
+        park(run, worker)
+    assert run.state.fleet.mesh is not None and run.state.fleet.mesh.names == ["p0"]
+    run.vote("p0")
+    assert run.state.versions.step == 1
