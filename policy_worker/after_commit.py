@@ -84,7 +84,8 @@ class AfterCommit:
 
     def serve(self) -> None:
         """Does it."""
-        self.publisher.publish_newest()
+        if not self._trainer.parked:
+            self.publisher.publish_newest()
         if self.checkpoint_due():
             self.save_checkpoint()
         elif (lost := self._lost_record()) is not None:

@@ -221,8 +221,13 @@ class ReplicaPublisher(WeightPublisher):
         if self._unreadable:
             self._unreadable = False
             self.take_back()
-        if version in (self.version, NO_VERSION) or self._busy:
+        if version in (self.version, NO_VERSION):
             return
+        if self._busy:
+            if not self._always:
+                return
+            # It may park now, and then publishes nothing: what is being written gives way.
+            self.take_back()
         if not (self._links or self._always):
             if self.version != NO_VERSION:
                 self.take_back()

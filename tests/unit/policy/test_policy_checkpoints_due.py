@@ -18,7 +18,7 @@ class Writer:
     """A trainer whose saves end when it is told to."""
 
     def __init__(self) -> None:
-        self.rank = 0
+        self.rank, self.parked = 0, False
         self.state = SimpleNamespace(step=0, version=0)
         self.publisher = SimpleNamespace(version=-1, due=False, publish_newest=lambda: None)
         self.open_publisher = lambda *a, **k: self.publisher

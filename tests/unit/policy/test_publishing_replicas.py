@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import BadInput
+from paceline.payloads.store import StoreUnavailable
 from paceline.v1 import worker_pb2
 from policy_worker.after_commit import AfterCommit
 from policy_worker.objectives.objective import POLICY
@@ -27,26 +29,31 @@ class Trainer:
     """One rank, and weights that are changed by hand."""
 
     rank = 0
+    parked = False
 
-    def __init__(self) -> None:
+    def __init__(self, **config: Any) -> None:
         self.weights = [("w", torch.zeros(1000))]
         self.state: Any = SimpleNamespace(
-            config=make_config(), step=0, version=0, parts={POLICY: None}, weights_of=self.whole
+            config=make_config(**config),
+            step=0,
+            version=0,
+            parts={POLICY: None},
+            weights_of=self.whole,
         )
 
     def whole(self, part: str) -> list[tuple[str, torch.Tensor]]:
         return self.weights
 
-    def open_publisher(self, place: PublishingPlace, *, on_link_error: Any) -> ReplicaPublisher:
-        return ReplicaPublisher(self.state, OneRank(), CPU, place, on_link_error)
+    def open_publisher(self, place: PublishingPlace, **given: Any) -> ReplicaPublisher:
+        return ReplicaPublisher(self.state, OneRank(), CPU, place, **given)
 
 
 class Replica:
     """One whose directive is changed by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, **config: Any) -> None:
         self.control: Any = ScriptedControl()
-        self.trainer: Any = Trainer()
+        self.trainer: Any = Trainer(**config)
         reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
         self.out = AfterCommit(self.control, self.trainer, reply, "127.0.0.1")
         (self.follow,) = self.control.followers
@@ -102,3 +109,45 @@ def test_rollout_workers_that_wait_for_a_policy_that_nobody_trains_end_the_run(
     replica.feed(OWN)
     with pytest.raises(BadInput, match=r"rollout\.source"):
         replica.out.serve()
+
+
+@pytest.fixture
+def in_turns(tmp_path: Path) -> Iterator[Replica]:
+    """It takes turns, and writes to a store that does not answer."""
+    made = Replica(weights={"url": tmp_path.as_uri()})
+    made.out.publisher._always = True
+    writer = made.out.publisher.writer
+    assert writer is not None
+
+    def write(*_: Any) -> int:
+        raise StoreUnavailable("down")
+
+    writer._store.write = write  # type: ignore[method-assign]
+    yield made
+    writer.forget()
+    made.out.publisher.close()
+
+
+def test_a_replica_that_may_park_now_publishes_though_the_version_before_is_not_stored(
+    in_turns: Replica,
+) -> None:
+    in_turns.feed(OWN)
+    in_turns.commit()
+    in_turns.commit()
+    assert in_turns.out.publisher.version == 2
+    writer = in_turns.out.publisher.writer
+    assert writer is not None and writer._writing is in_turns.out.publisher._newest
+
+
+def test_a_parked_replica_publishes_nothing(in_turns: Replica) -> None:
+    """Its parameters have no memory."""
+    in_turns.feed(OWN)
+    in_turns.commit()
+    in_turns.out.publisher._unreadable = True
+    in_turns.trainer.parked, newest = True, in_turns.out.publisher._newest
+    in_turns.out.serve()
+    assert in_turns.out.publisher._newest is newest
+    in_turns.trainer.parked = False
+    assert in_turns.out.work_due()
+    in_turns.out.serve()
+    assert in_turns.out.publisher._newest is not newest
