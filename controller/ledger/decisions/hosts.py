@@ -80,6 +80,8 @@ def _needed(s: State, host: str) -> str:
 
 
 def _too_many(s: State) -> str:
-    most = max(1, len(_hosts(s)) // SHARE)
-    blocked = sum(bool(host.blocked) for host in s.fleet.hosts.by_name.values())
-    return f"{plural(blocked, 'host')} of {len(_hosts(s))} blocked already" * (blocked >= most)
+    # A host that was replaced stays blocked, and is none of those that there are.
+    blocked = sum(map(s.fleet.hosts.blocks, _hosts(s)))
+    living = {w.host for w in s.fleet.workers.values() if w.alive}
+    enough = blocked >= max(1, len(living) // SHARE)
+    return f"{plural(blocked, 'host')} of {len(living)} blocked already" * enough

@@ -211,3 +211,21 @@ def test_people_may_not_block_what_is_needed_or_not_there() -> None:
     for host, why in (("p", "no other host has a policy worker"), ("x", "no worker was on host")):
         with pytest.raises(cmd.CommandRefused, match=why):
             run.do(cmd.block_host("q", host))
+
+
+def test_a_worker_that_crashes_every_half_minute_has_its_host_blocked() -> None:
+    run = fleet()
+    for _ in range(7):
+        die(run, "r1", later=30.0)
+    assert blocked(run) == ["h1"]
+
+
+def test_hosts_that_have_left_take_no_share() -> None:
+    run = fleet()
+    for _ in range(3):
+        die(run, "r1")
+    run.register("r1", host="h9")  # the machine is replaced
+    run.observe("r1", loaded=0)
+    for _ in range(3):
+        die(run, "r2")
+    assert blocked(run) == ["h1", "h2"]
