@@ -140,7 +140,11 @@ def break_link(d: Decider, now: float, worker: Worker, generation: int) -> None:
     link = next((x for x in fleet.links.values() if x.generation == generation), None)
     if link is None or worker.worker_id not in (link.publisher, link.receiver):
         return
-    if worker.role is Role.ROLLOUT and s.versions.stored:
+    # A worker that can read nothing, for lack of memory or because its own is bad, is heard once
+    # for each version: the others need not wait for it to be stored again and again.
+    heard = stored_version(s.versions.unreadable) == stored_version(s.versions.stored)
+    known = heard and worker.worker_id in s.versions.unreadable_by
+    if worker.role is Role.ROLLOUT and s.versions.stored and not known:
         d.emit(ev.WeightsStored(s.versions.stored, worker.worker_id, readable=False))
     sources = _sources(s)
     if not sources:

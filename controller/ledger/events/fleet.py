@@ -280,7 +280,9 @@ class WeightsStored(Event):
     def apply(self, s: State) -> None:
         s.versions.stored = self.name if self.readable else ""
         if not self.readable:
-            s.versions.unreadable = self.name
+            same = stored_version(s.versions.unreadable) == stored_version(self.name)
+            before = s.versions.unreadable_by if same else ()
+            s.versions.unreadable, s.versions.unreadable_by = self.name, (*before, self.worker_id)
 
     def text(self) -> str:
         what = "are in the store" if self.readable else "cannot be read, and are stored again"

@@ -66,6 +66,7 @@ class Versions:
     stored: str = ""
     """Name of the newest weights in the store of ``weights.url``; empty: none that can be read."""
     unreadable: str = ""  # Name of the newest ones there that could not be read
+    unreadable_by: tuple[str, ...] = ()  # Workers that could not read some of that version
 
     @property
     def checkpoint(self) -> Checkpoint:

@@ -79,3 +79,27 @@ def test_weights_of_an_outvoted_replica_are_not_read() -> None:
     assert {link.publisher for link in run.state.fleet.links.values()} == {"p1"}
     stores(run, "p1", name(run.state.versions.version, OTHER))
     assert told(run, "r0").partition("-")[2].startswith(OTHER)
+
+
+def test_a_worker_that_can_read_nothing_is_heard_once_for_each_version() -> None:
+    """Others need not wait for weights that are stored again and again."""
+    run = fleet("p0", "r0", "r1")
+
+    def complain(worker_id: str) -> None:
+        generation = run.state.fleet.links[worker_id].generation
+        run.do(cmd.break_link(worker_id, run.current[worker_id], generation))
+        assert run.state.fleet.links[worker_id].generation > generation
+
+    stores(run, "p0", name(0))
+    for worker_id, publication in (("r0", 2), ("r1", 3)):
+        complain(worker_id)
+        assert told(run, "r0") == ""
+        stores(run, "p0", name(0, publication=publication))
+    for worker_id in ("r0", "r1"):
+        complain(worker_id)
+        assert told(run, "r0") == name(0, publication=3)
+    run.failover()
+    run.train()
+    stores(run, "p0", name(1))
+    complain("r0")
+    assert told(run, "r1") == ""
