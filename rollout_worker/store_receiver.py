@@ -2,18 +2,19 @@
 
 import logging
 import time
+from contextlib import AbstractContextManager
 from typing import Any
 
 from paceline.ids import stored_version
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.payloads.store import StoreUnavailable
-from paceline.process.structured_log import event
+from paceline.process.structured_log import event, first_line
 from paceline.process.waits import WaitKind, waiting
 from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.stored_weights import RETRY_S, read_weights
 from paceline.weights.weight_link import WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
-from paceline.weights.weight_store import WeightStore
+from paceline.weights.weight_store import THE_STORE, WeightStore
 from rollout_worker.weight_receiver import NotLoaded, WeightReceiver
 
 UNREADABLE_S = 30.0
@@ -35,6 +36,8 @@ class StoreReceiver(WeightReceiver):
         self._store = store
         self._here: dict[str, ArrivingWeights] = {}
         """By name: the weights that were read last, and those that have begun to come."""
+        self._away_since: float | None = None
+        self._away_why = ""
 
     def _serve(self, link: WeightLink) -> None:
         if link.reload or (link.newest is not None and link.newest < self.version):
@@ -63,6 +66,7 @@ class StoreReceiver(WeightReceiver):
     def _load_newest(self, link: WeightLink) -> None:
         """Reads the newest weights, as often as it takes, and loads them into the engine."""
         refused_since: float | None = None
+        self._away_since, self._away_why = None, ""
         while self._is_newer and not link.withdrawn.is_set():
             name = self.reading = self._named
             try:
@@ -70,6 +74,9 @@ class StoreReceiver(WeightReceiver):
                 break
             except (StoreUnavailable, NotLoaded) as error:  # The loader counts what is not loaded
                 why: Exception = error
+                if isinstance(error, StoreUnavailable):
+                    self._away_since = self._away_since or time.monotonic()
+                    self._away_why = first_line(error)
             except WeightsRefused as error:
                 # It may be what is here that is damaged.
                 why = error
@@ -78,13 +85,23 @@ class StoreReceiver(WeightReceiver):
                 if name == self._named and time.monotonic() - refused_since > UNREADABLE_S:
                     raise
             event(_log, "weights not loaded yet", logging.WARNING, name=name, why=why)
-            link.withdrawn.wait(RETRY_S)
+            with self._reading(name):
+                link.withdrawn.wait(RETRY_S)
         self.reading = ""
+
+    def _reading(self, name: str) -> AbstractContextManager[None]:
+        """Marks the wait: for weights, and for the store from the first attempt that failed."""
+        what = f"reading weights {stored_version(name)}"
+        if not self._away_since:
+            return waiting(WaitKind.WEIGHTS, what)
+        return waiting(
+            WaitKind.STORE, f"{what} ({self._away_why})", THE_STORE, since=self._away_since
+        )
 
     def _load(self, link: WeightLink, name: str) -> None:
         self._on_arrival()
         self._here = {k: w for k, w in self._here.items() if w.complete or k == name}
-        with waiting(WaitKind.STORE, f"reading weights {stored_version(name)}"):
+        with self._reading(name):
             over = link.withdrawn.is_set
             staged = read_weights(self._store, name, self._here, self.device, over)
         self._hand_over(link, staged)

@@ -23,6 +23,7 @@ from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.server import embedded_pid, out_of_reach
 from paceline.v1 import admin_pb2, worker_pb2
+from paceline.weights.weight_store import THE_STORE
 from paceline.worker_pools import desired_workers
 
 KERNEL_AFTER_S = 1.0  # the kernel is asked about processes that are silent for so long
@@ -73,6 +74,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         trouble_s=0.0 if leader is not None else controller.troubled_s,
         redis=redis,
         payloads=f"the payload store ({stores})",
+        weights=f"{THE_STORE} ({masked(config.weights.url or '')})",
         redis_kernel=kernel_state(redis_pid) if redis_pid else None,
         redis_pid=redis_pid or 0,
         leader=_leader(controller),

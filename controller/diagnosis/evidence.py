@@ -148,6 +148,7 @@ class Evidence:
     trouble_s: float = 0.0
     redis: str = "Redis"
     payloads: str = "the payload store"
+    weights: str = "the weight store"
     redis_kernel: KernelState | None = None
     redis_pid: int = 0
     leader: str = ""  # who leads, as a standby knows; empty: nobody

@@ -15,6 +15,7 @@ from controller.ledger.views import at_its_end
 from paceline.observe.vocabulary import Severity
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.client import FULL, remedy_of
+from paceline.weights.weight_store import SETTING, THE_STORE
 
 STORE_S = 1.0  # an append takes milliseconds
 DATASET_S = 2.0
@@ -56,7 +57,10 @@ def payloads(e: Evidence) -> Diagnosis | None:
 
 
 def of_payloads(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -> Diagnosis:
-    culprit, because = Culprit(CulpritKind.PAYLOADS, e.payloads), f"{worker.worker_id} is "
+    store, setting = e.payloads, "payloads.url"
+    if wait.of == THE_STORE:
+        store, setting = e.weights, SETTING
+    culprit, because = Culprit(CulpritKind.PAYLOADS, store), f"{worker.worker_id} is "
     following = "it goes on when the store answers: nothing is lost, and no attempt fails"
     remedy = "Check that the store runs, has room and can be reached from the workers' hosts: "
     return finding(
@@ -65,7 +69,7 @@ def of_payloads(e: Evidence, subject: str, worker: WorkerEvidence, wait: Wait) -
         because + wait.what,
         wait.age_s,
         following,
-        remedy + "payloads.url",
+        remedy + setting,
         late=wait.age_s > e.late_s,
     )
 

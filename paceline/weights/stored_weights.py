@@ -19,14 +19,14 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.payloads.store import StoreUnavailable
 from paceline.process import threads
 from paceline.process.compute_device import stream_of_its_own
-from paceline.process.structured_log import event
+from paceline.process.structured_log import event, first_line
 from paceline.process.waits import WaitKind, waiting
 from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.bucket_delta import apply_delta
 from paceline.weights.tensor_checksum import checksum
 from paceline.weights.weight_manifest import WHOLE_SHARE, Manifest, WeightsRefused
 from paceline.weights.weight_snapshot import WeightSnapshot
-from paceline.weights.weight_store import MANIFEST, WeightStore, digest_of, prefix_of
+from paceline.weights.weight_store import MANIFEST, THE_STORE, WeightStore, digest_of, prefix_of
 from paceline.weights.weight_transfer import StagedWeights, memory_bytes
 
 T = TypeVar("T")
@@ -78,11 +78,16 @@ class StoreWriter:
     def _write(self, snapshot: WeightSnapshot) -> None:
         started, source = time.perf_counter(), snapshot.share.source
         prefix = f"{snapshot.version}-{self._replica}-{snapshot.publication}"
-        try:
+
+        def write_all() -> tuple[list[_Row], bytes]:
             with stream_of_its_own(self._device):
                 rows = self._write_buckets(snapshot, prefix)
             summary = self._manifest(snapshot, prefix, rows) if source == 0 else _json(rows)
             self._put(snapshot, prefix, {f"part{source}" if source else MANIFEST: summary})
+            return rows, summary
+
+        try:
+            rows, summary = self._insist(snapshot, write_all)
         except EpochCancelled:
             return
         with self._changed:
@@ -123,6 +128,7 @@ class StoreWriter:
     def _insist(self, snapshot: WeightSnapshot, act: Callable[[], T | None]) -> T:
         """The result of ``act``, which is called until it has one. Raises EpochCancelled once the
         snapshot is nobody's any more."""
+        since: float | None = None
         while self._writing is snapshot:
             what = f"writing weights {snapshot.version}"
             try:
@@ -131,7 +137,15 @@ class StoreWriter:
             except StoreUnavailable as error:
                 event(_log, "weights not stored yet", logging.WARNING, error=error)
                 what = f"{what}: {error}"
-            with waiting(WaitKind.STORE, what), self._changed:
+            except EpochCancelled:
+                raise
+            except Exception as error:
+                # Such as no memory for a delta. No other thread would write these weights, and
+                # later ones wait for them.
+                _log.exception("weights %d not stored yet", snapshot.version)
+                what = f"{what}: {first_line(error)}"
+            since = since or time.monotonic()
+            with waiting(WaitKind.STORE, what, THE_STORE, since=since), self._changed:
                 self._changed.wait_for(lambda: self._writing is not snapshot, RETRY_S)
         raise EpochCancelled("the weights were taken back")
 

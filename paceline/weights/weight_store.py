@@ -22,6 +22,8 @@ from paceline.payloads.open_store import open_payloads
 from paceline.payloads.store import Ref
 
 SETTING = "weights.url"
+THE_STORE = "the weight store"
+"""What is waited for, in a process's waits."""
 MANIFEST = "manifest"
 NAME = r"\d{1,15}-[0-9a-f]{12}-\d{1,15}-[0-9a-f]{32}"
 """Pattern of the names that the ledger knows: version, replica, publication, digest of the
@@ -48,10 +50,10 @@ class WeightStore:
         return self.read(prefix, [name])[0]
 
     async def sweep(self, newest: int, kept: Collection[str]) -> None:
-        """Deletes the objects of all weights up to version ``newest`` but those with a prefix in
-        ``kept``."""
+        """Deletes the objects of all weights before version ``newest`` but those with a prefix in
+        ``kept``. Of that version, the next replica may be writing its own at this moment."""
         prefixes = {ref: ref[0].partition(".")[0] for ref in await self._objects.list()}
-        old = {r: p for r, p in prefixes.items() if stored_version(p) <= newest and p not in kept}
+        old = {r: p for r, p in prefixes.items() if stored_version(p) < newest and p not in kept}
         await self._objects.delete(list(old))
 
 

@@ -57,6 +57,7 @@ class RenderRequest:
         scorers = config.scorers.by_name.items()
         for setting, url in (
             *(("payloads.url", url) for url in config.payloads.urls),
+            ("weights.url", config.weights.url or ""),
             *((f"scorers.{name}.url", scorer.url or "") for name, scorer in scorers),
         ):
             if masked(url) != url:

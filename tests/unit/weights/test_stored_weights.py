@@ -13,11 +13,12 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.payloads.store import StoreUnavailable
+from paceline.process import waits
 from paceline.v1 import worker_pb2
 from paceline.weights.stored_weights import StoreWriter, read_weights
 from paceline.weights.weight_manifest import Manifest, WeightShard, WeightsRefused
 from paceline.weights.weight_snapshot import WeightSnapshot
-from paceline.weights.weight_store import WeightStore, prefix_of
+from paceline.weights.weight_store import THE_STORE, WeightStore, prefix_of
 from rollout_worker import store_receiver
 from rollout_worker.store_receiver import StoreReceiver
 from rollout_worker.weight_receiver import NotLoaded
@@ -163,7 +164,7 @@ async def test_a_writer_killed_at_any_write_is_succeeded_and_swept(
     name = await asyncio.to_thread(written, successor, snapshot(1))
     staged = await asyncio.to_thread(read_weights, store, name, {}, CPU)
     assert_same_bits(staged.tensors, weights(1))
-    await store.sweep(1, {prefix_of(name)})
+    await store.sweep(2, {prefix_of(name)})
     assert await asyncio.to_thread(store.prefixes) == {prefix_of(name)}
 
 
@@ -195,10 +196,29 @@ def test_a_store_that_is_down_delays_the_writer_and_nobody_else(
 ) -> None:
     store.down = True
     writer.write(snapshot(1))
+    until(lambda: any(w.of == THE_STORE and "down" in w.what for w in waits.present(0.1)), 60.0)
     assert writer.busy and writer.stored == ""
     store.down = False
     until(lambda: not writer.busy, 60.0)
     assert_same_bits(read_weights(store, writer.stored, {}, CPU).tensors, weights(1))
+
+
+def test_an_error_of_the_writer_delays_it(
+    store: CountingStore, writer: StoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as no memory on the device for what changed. Later versions wait for this one."""
+    first, failures = snapshot(1), iter([torch.OutOfMemoryError("device")])
+    written(writer, first)
+    second = snapshot(2, first)
+    delta = second.delta
+
+    def fail(*given: Any) -> Any:
+        for error in failures:
+            raise error
+        return delta(*given)
+
+    monkeypatch.setattr(second, "delta", fail)
+    assert_same_bits(read_weights(store, written(writer, second), {}, CPU).tensors, weights(2))
 
 
 def test_weights_that_are_taken_back_while_they_are_written_get_no_name(
@@ -292,7 +312,7 @@ def test_weights_that_vanish_are_given_up_for_newer_ones(
 ) -> None:
     """They were deleted, because the leader did not know that this worker would read them."""
     old = written(writer, snapshot(1))
-    asyncio.run(store.sweep(1, ()))
+    asyncio.run(store.sweep(2, ()))
     reading.directed(old, 1)
     until(lambda: any(old.startswith(n.partition(".")[0]) for n in store.read_objects), 60.0)
     reading.directed(written(writer, snapshot(2)), 2)
@@ -324,6 +344,7 @@ def test_a_store_that_is_down_breaks_no_link(
     store.down = True
     reading.directed(name, 1)
     until(lambda: reading.receiver.reading == name, 60.0)
+    until(lambda: any(w.of == THE_STORE and "down" in w.what for w in waits.present(0.1)), 60.0)
     store.down = False
     reading.until([1])
     assert reading.broken == [] and reading.receiver.reading == ""
