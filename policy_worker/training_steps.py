@@ -110,6 +110,7 @@ class TrainingSteps:
         fetched = self.add_shard(plan)
         if fetched is None:
             return False
+        self.trainer.computed()
         computed = time.monotonic()
         self.report.work(f"step {plan.step}: reducing")
         with waiting(WaitKind.COLLECTIVE, f"inside the all-reduce of epoch {plan.mesh_epoch}"):

@@ -95,6 +95,7 @@ def _command(
     ) -> dict[str, Any]:
         controller.leading()
         given = {**(body or {}), "request_id": (body or {}).get("request_id") or key}
+        given.pop("paused", None)  # the path says it
         if isinstance(settings := given.get("settings"), dict):
             given["settings"] = {name: json.dumps(value) for name, value in settings.items()}
         request = type(begun).FromString(begun.SerializeToString())

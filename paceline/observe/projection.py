@@ -16,6 +16,7 @@ events.jsonl.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,6 +45,8 @@ from paceline.observe.held_out import HeldOut
 from paceline.observe.run_files import DamagedFile, finite, metrics_row, read_lines
 from paceline.observe.swim_lanes import SwimLanes
 from paceline.observe.vocabulary import EventType, Severity
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -140,9 +143,16 @@ class Projection:
         for n, record in enumerate(records):
             if fresh:
                 self.totals.take(t, record)
-                self.lanes.timeline.take(t, record)
+                self._draw(t, record)
             if is_listed(record):
                 self.add_line({"position": position, "n": n, "t": round(t, 3), **finite(record)})
+
+    def _draw(self, t: float, record: Mapping[str, Any]) -> None:
+        try:
+            self.lanes.timeline.take(t, record)
+        except Exception:  # a picture costs no total of the ledger
+            log.exception("the timeline begins anew")
+            self.lanes = SwimLanes()
 
     def add_line(self, line: Mapping[str, Any]) -> None:
         """Takes a line of events.jsonl. One that is known already changes nothing."""

@@ -29,8 +29,11 @@ PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Operations per second of the data sheet; None if this device has none here."""
+    """Operations per second of the data sheet; None if this device has none here, or is a part of
+    one."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if "MIG" in name:
+        return None
     return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
 
 

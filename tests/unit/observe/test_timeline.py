@@ -4,6 +4,7 @@ import gzip
 import json
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from controller.ledger import events as ev
 from controller.ledger.specs import StatValue
+from paceline.observe.projection import Projection
 from paceline.observe.run_files import RunFileWriter
 from paceline.observe.swim_lanes import SwimLanes
 from paceline.observe.timeline import MOST_DOWN, Flow, Item, Mark, Slice, Timeline
@@ -369,3 +371,16 @@ def test_absurd_seconds_of_a_replica_leave_the_lanes_readable(total: float):
     take(1e9 + 2, {"type": "StepCommitted", "step": 1, "version": 1, "metrics": {}})
     (lane,) = lanes.window(1e9 + 3, 60.0, 30)["lanes"]
     assert 0.0 <= lane["busy"] <= 1.0
+
+
+def test_a_record_that_the_timeline_cannot_draw_costs_no_total(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Projection()
+
+    def broken(t: float, record: Mapping[str, Any]) -> None:
+        raise KeyError("pid")
+
+    monkeypatch.setattr(run.lanes.timeline, "take", broken)
+    run.take("1-0", 1.0, [{"type": "VoteCast", "step": 1}])
+    assert run.lanes.timeline.take is not broken

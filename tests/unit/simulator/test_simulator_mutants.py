@@ -69,7 +69,9 @@ def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
         if result.outcome != "pending":
             return result
         step, version = d.state.steps.open.step, Version(d.state.versions.version + 1)
-        d.emit(ev.StepCommitted(step, version, step_metrics(d.state, d.state.steps.open, now, {}), now))
+        d.emit(
+            ev.StepCommitted(step, version, step_metrics(d.state, d.state.steps.open, now, {}), now)
+        )
         d.settle_fleet(now)
         return steps.VoteResult(VoteOutcome.COMMITTED, d.state.versions.version)
 

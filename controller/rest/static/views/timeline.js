@@ -1,6 +1,6 @@
 // The view "Timeline": swim lanes of the last minutes, one of each process and seat.
 
-import { ask } from "../api.js";
+import { askStandby } from "../api.js";
 import { $, put } from "../dom.js";
 import { number, plural, seconds } from "../format.js";
 import { state } from "../state.js";
@@ -72,7 +72,7 @@ export async function timeline() {
   if (shown && shown.lanes.length > MANY && turn % 2) return;
   const place = placeOf(0);
   const cells = Math.max(10, Math.min(600, Math.floor((place.x1 - place.x0) / 2)));
-  const found = await ask(`timeline?seconds=${$("lanes-span").value}&cells=${cells}`);
+  const found = await askStandby(`timeline?seconds=${$("lanes-span").value}&cells=${cells}`);
   shown = { ...found, place: placeOf(found.lanes.length) };
   drawLanes();
   put($("lanes-use"), useText(state.run.metrics));
