@@ -73,14 +73,21 @@ def export(
     # chosen.
     from policy_worker.checkpoint.export import export as write
 
-    checkpoint = find_checkpoint(source, best=best)
-    if checkpoint is None:
-        missing = f"no checkpoint (it has no {META}), and no run with one"
-        if best:
-            missing = "no run with a checkpoint that has a held-out reward (data.eval_path)"
-        raise BadInput(f"{source} is {missing}. `paceline runs` lists runs")
-    how = {"merge": merge, "trust_remote_code": trust_remote_code}
-    write(checkpoint, model, out, dtype, part=part, **how)
+    while True:
+        checkpoint = find_checkpoint(source, best=best)
+        if checkpoint is None:
+            missing = f"no checkpoint (it has no {META}), and no run with one"
+            if best:
+                missing = "no run with a checkpoint that has a held-out reward (data.eval_path)"
+            raise BadInput(f"{source} is {missing}. `paceline runs` lists runs")
+        try:
+            how = {"merge": merge, "trust_remote_code": trust_remote_code}
+            write(checkpoint, model, out, dtype, part=part, **how)
+            break
+        except (BadInput, OSError):
+            if checkpoint.is_dir() or find_checkpoint(source, best=best) == checkpoint:
+                raise
+            typer.echo(f"{checkpoint} was deleted meanwhile: exporting the next one", err=True)
     typer.echo(f"exported {checkpoint} to {out}")
 
 

@@ -80,6 +80,8 @@ def test_a_step_is_the_same_in_one_row_and_in_a_row_for_each_group(name: str) ->
     rounding = 1e-6 * float(wanted.abs().max())
     torch.testing.assert_close(flat(many), wanted, atol=max(5e-7, rounding), rtol=2e-4)
     for metric, (total, weight, _) in one.stats.entries.items():
+        if metric == "row_tokens":  # a prompt is in more rows
+            continue
         assert many.stats.entries[metric][:2] == pytest.approx((total, weight), rel=1e-4, abs=1e-6)
     assert one.stats.mean("loss") == pytest.approx(many.stats.mean("loss"), rel=1e-5)
 

@@ -128,7 +128,7 @@ def test_a_held_out_measurement_is_the_loss_of_a_step_and_leaves_its_gradients_a
     gradients, groups, totals = made(model, "chat", tokens_per_microbatch=8)
     before = added(gradients, groups, totals)
     # Nothing is compared with a policy that did not sample.
-    assert set(gradients.stats.entries) == {"loss", "nll", "entropy"}
+    assert set(gradients.stats.entries) == {"loss", "nll", "entropy", "row_tokens"}
     measured = measure_held_out(gradients, groups)
     assert measured.mean("loss") == pytest.approx(gradients.stats.mean("loss"), abs=1e-6)
     assert torch.equal(before, flat(gradients))

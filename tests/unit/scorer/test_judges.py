@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,8 +102,9 @@ async def test_json_that_is_nested_too_deeply_is_refused_as_other_malformed_text
     with pytest.raises(BadCompletion, match="answer_json"):
         items_of(request)
     settings: Any = admin_pb2.SettingsRequest(request_id="x", settings={"train.steps": deep})
+    leader: Any = SimpleNamespace(leading=lambda: None)
     with pytest.raises(Invalid, match=r"train\.steps"):
-        await change_settings(None, settings)  # type: ignore[arg-type]
+        await change_settings(leader, settings)
 
 
 async def test_a_redirect_does_not_get_the_key(

@@ -141,6 +141,10 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.SeatAsked("h/0", "why", 2.5),
         ev.SeatLent("h/0", Role.POLICY, "why", 2.5),
         ev.TrainingSeatsSet("f", 2, "why"),
+        ev.HostBlocked("g", "h0", "3 faults"),
+        ev.HostAllowed("h", "h0"),
+        ev.HostKept("h0", "3 faults"),
+        ev.WeightsStored("5-p0-1-00", "p0"),
         ev.ProcessFault("e", "redis", "h0", 7, FaultCause.OUT_OF_MEMORY, "by the kernel", 2.5),
     ]
     # Their settings change, and they are extended.
