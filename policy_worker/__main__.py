@@ -14,7 +14,7 @@ import json
 import os
 
 from paceline.config.schema import Config
-from paceline.process import structured_log
+from paceline.process import stacks, structured_log
 from paceline.process.lifetime import leave_after
 from paceline.process.torchrun_environment import TorchrunPlace, torchrun_place
 from paceline.process.worker_command import without_collection, worker_command
@@ -55,6 +55,7 @@ def follow_from_outside(config: Config, place: TorchrunPlace, options: argparse.
 def follow_parent() -> int:
     """A rank above 0 that rank 0 has started. Returns the exit status."""
     place = die_with_parent()
+    stacks.install()
     search_start_directory_last()
     # Slow imports come after it: rank 0 may die meanwhile.
     with without_collection():

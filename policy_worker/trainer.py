@@ -326,12 +326,12 @@ class Trainer:
         stats.merge(self.replica.gather(found.entries))
         return stats
 
-    @on_every_rank
     def computed(self) -> None:
         """Waits once for the device, so that a step's time is that of its kernels."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
+    @on_every_rank
     def reduce(self) -> Stats:
         """Sums the gradients of all members for commit(); local gradients are untouched. Returns
         this replica's stats of the step, grad_norm of each part (before clipping) included. Raises
