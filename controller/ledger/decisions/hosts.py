@@ -4,6 +4,7 @@
   leave the mesh after the open step.
 - The leader never blocks the only host that can do a role, nor more than a quarter of the hosts: a
   fault that hits all of them is no host's fault.
+- A host that was blocked for a fault that turns out not to be its own is let in again.
 - A blocked host works again while no other can do the role of a worker of it: see Fleet.shuns.
 """
 
@@ -25,6 +26,8 @@ def settle_hosts(d: Decider, now: float) -> None:
         return
     for name, host in s.fleet.hosts.by_name.items():
         faults = host.incidents(now - window_s) if len(host.faults) >= limit else 0
+        if host.excused and faults < limit:
+            d.emit(ev.HostAllowed("", name))
         if host.blocked or faults < limit:
             continue
         why = f"{plural(faults, 'fault')} within {window_s / 3600:g} h"

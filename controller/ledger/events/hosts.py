@@ -15,7 +15,7 @@ class HostBlocked(Event):
     why: str
 
     def apply(self, s: State) -> None:
-        s.fleet.hosts.block(self.host, self.why)
+        s.fleet.hosts.block(self.host, self.why, by_leader=not self.request_id)
         if self.request_id:
             s.remember(self.request_id, self.text())
 
@@ -26,12 +26,15 @@ class HostBlocked(Event):
 
 @event(wakes=LEASES | PLANS)
 class HostAllowed(Event):
-    """The host is let in again; its faults so far do not count any more."""
+    """The host is let in again. If a person does it, its faults so far do not count any more."""
 
-    request_id: str
+    request_id: str  # Empty: the leader, because faults were not the host's
     host: str
 
     def apply(self, s: State) -> None:
+        if not self.request_id:
+            s.fleet.hosts.unblock(self.host)
+            return
         s.fleet.hosts.by_name.pop(self.host, None)
         s.remember(self.request_id, self.text())
 

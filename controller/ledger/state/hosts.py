@@ -14,6 +14,9 @@ class Host:
     faults: dict[str, float] = field(default_factory=dict)
     """Time of each of its newest faults, oldest first, by the process that had it. Unix seconds."""
     blocked: str = ""  # Why its workers get no new work; empty: they get some
+    excused: bool = False
+    """The leader blocked it, and later evidence took a fault from it."""
+    by_leader: bool = False
     kept: bool = False  # It has too many faults and still works, and people were told
 
     def incidents(self, since: float) -> int:
@@ -42,11 +45,17 @@ class Hosts:
 
     def excuse(self, name: str, fault: str) -> None:
         """Better evidence says that the fault was not the host's."""
-        if name in self.by_name:
-            self.by_name[name].faults.pop(fault, None)
+        host = self.by_name.get(name)
+        if host is not None and host.faults.pop(fault, None) is not None:
+            host.excused = host.by_leader
 
-    def block(self, name: str, why: str) -> None:
-        self.by_name.setdefault(name, Host()).blocked = why
+    def block(self, name: str, why: str, *, by_leader: bool) -> None:
+        host = self.by_name.setdefault(name, Host())
+        host.blocked, host.by_leader, host.excused = why, by_leader, False
+
+    def unblock(self, name: str) -> None:
+        if name in self.by_name:
+            self.block(name, "", by_leader=False)
 
     def blocks(self, name: str) -> bool:
         host = self.by_name.get(name)

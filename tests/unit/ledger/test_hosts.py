@@ -126,6 +126,23 @@ def test_silence_that_is_explained_by_a_kill_is_taken_back() -> None:
     assert not run.state.fleet.hosts.by_name["h1"].faults
 
 
+def test_a_host_blocked_for_a_fault_that_was_none_of_its_own_is_let_in_again() -> None:
+    """Silence is noticed first, and its launcher tells a little later that somebody killed it."""
+    run = fleet()
+    die(run, "r1"), die(run, "r1")
+    run.now += APART_S
+    key = "r1", run.current["r1"]
+    run.do(cmd.declare_dead(*key, DeathCause.LEASE, "", FaultCause.HEARTBEAT_SILENCE))
+    assert blocked(run) == ["h1"]
+    run.do(cmd.declare_dead(*key, DeathCause.EXIT, "", FaultCause.KILLED))
+    assert blocked(run) == []
+    run.register("r1", host="h1", pid=99)
+    run.observe("r1", loaded=0)
+    assert run.lease("r1").leases
+    die(run, "r1")
+    assert blocked(run) == ["h1"], "its two real faults count on"
+
+
 def test_faults_of_long_ago_do_not_count() -> None:
     run = fleet(bounds={"host_window_s": 1000})
     for _ in range(6):
