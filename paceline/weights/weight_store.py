@@ -23,7 +23,7 @@ from paceline.payloads.store import Ref
 
 SETTING = "weights.url"
 THE_STORE = "the weight store"
-"""What is waited for, in a process's waits."""
+"""A process's waits name it so."""
 MANIFEST = "manifest"
 NAME = r"\d{1,15}-[0-9a-f]{12}-\d{1,15}-[0-9a-f]{32}"
 """Pattern of the names that the ledger knows: version, replica, publication, digest of the
