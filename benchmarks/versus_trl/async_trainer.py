@@ -30,7 +30,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "digit_sort"
+from benchmarks.versus_trl.trl_trainer import set_up
+
 MAX_MODEL_LEN = 128
 START_LIMIT_S = 600.0
 LIMIT_S = 1200
@@ -42,17 +43,7 @@ def exact(completion_ids: list[list[int]], wanted: list[list[int]], **_: Any) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("model", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    for name in ("threads", "steps", "warm-up", "groups", "group-size", "max-tokens", "seed"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--lr", type=float, required=True)
-    parser.add_argument("--data", type=Path, default=DEMO / "train.jsonl")
-    args = parser.parse_args()
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(args.threads)
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    args = set_up(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
     from paceline.cuda_extensions import hide_cuda_extensions
 
     hide_cuda_extensions()

@@ -57,19 +57,25 @@ def prepare_vllm() -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def set_up(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Reads the arguments of either TRL side, and sets up this process before it imports torch."""
     for name in ("model", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     for name in ("threads", "steps", "warm-up", "groups", "group-size", "max-tokens", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--data", type=Path, default=DEMO / "train.jsonl")
-    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     args = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(args.threads)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    return args
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    args = set_up(parser)
     if args.engine == "vllm":
         prepare_vllm()
 
