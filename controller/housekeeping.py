@@ -1,4 +1,4 @@
-"""Housekeeping of a leader: run files, metric sinks, snapshots, deletion of covered payloads.
+"""Background tasks of the leader: run files, metric sinks, snapshots, and deletion of old payloads.
 
 None of it may hold up a request, and none of it is needed for the next: if Redis is away it is left
 to the next time, or to the next leader."""

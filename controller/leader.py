@@ -1,4 +1,4 @@
-"""The leading controller: it decides what each request changes, and replies once that is durable.
+"""The leader: applies requests to the ledger, journals the events, replies once they are durable.
 
     handlers ─execute─► ledger ─events─► group commit ─flush─► journal (Redis)
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable

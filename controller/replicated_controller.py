@@ -1,4 +1,4 @@
-"""One controller of several: it leads, or stands by with a copy of the ledger.
+"""A controller process: it campaigns for the leader lease, and leads or follows the journal.
 
     requests ──► Leader             while this process leads
              └─► refusal + hint     while it stands by

@@ -1,4 +1,4 @@
-"""Training steps of a policy worker: plan, gradients, reduction, vote, commit; all or nothing.
+"""Training loop of a policy worker: gradients, all-reduce, vote and commit, all or nothing.
 
     NextPlan ─► take ──► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit ─► published, checkpointed
     (waits for  (reads    │ (scratch   (waits   └─ RETRY: keep the local gradients, wait for the

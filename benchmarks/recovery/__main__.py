@@ -1,4 +1,4 @@
-"""Recovery times of a real fleet after each fault.
+"""Benchmark of recovery: injects faults into a real fleet and measures detection and recovery.
 
     python -m benchmarks.recovery [--faults leader-kill policy-reduce] [--trials 20]
     python -m benchmarks.recovery --adapters --trials 3

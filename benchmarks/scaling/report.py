@@ -1,4 +1,4 @@
-"""Rows of the tables of scaling and of few devices, from their results."""
+"""Formatting of the scaling benchmark's results as rows of the tables in the documentation."""
 
 import statistics
 from collections import defaultdict

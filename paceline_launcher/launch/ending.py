@@ -1,4 +1,4 @@
-"""Export of a finished run, and its summary.json."""
+"""End of a run: exports its newest checkpoint as a model, and writes summary.json."""
 
 import asyncio
 import contextlib

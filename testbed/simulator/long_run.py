@@ -1,4 +1,4 @@
-"""Simulated long run: the controllers that ship lead a fleet of any size for days of virtual time.
+"""Simulation of a run of days: real controllers, and simulated workers and faults, in virtual time.
 
 All times of the run are stretched by ``STRETCH``: what a controller does each second of a real run
 it does once in so many virtual seconds. Times in this module are seconds of the timeline, that is

@@ -1,4 +1,4 @@
-"""Simulated Redis and payload stores, in memory.
+"""In-memory replacements for Redis and the payload store, for simulations.
 
 Operations are atomic where the real ones are scripts or pipelines. Requests and replies travel over
 the simulated network, so an operation whose reply was lost has still happened. Its data survive its

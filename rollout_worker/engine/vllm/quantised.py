@@ -1,4 +1,4 @@
-"""Layers of a quantised model after a swap: what they hold, compared with the weights received.
+"""Check after a weight swap that the quantised layers of vLLM hold the weights that were received.
 
     received ──► parameter, as vLLM's loader filled it ──► quantised, in the form of the kernel
              compared here, bit by bit ▲      its columns, as the kernel multiplies by them ▲
