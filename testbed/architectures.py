@@ -40,6 +40,16 @@ _LATENT = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
+_WIDE = (
+    "hidden_size",
+    "head_dim",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    "mamba_d_head",
+    "mamba_d_ssm",
+    "mamba_head_dim",
+)
 _SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 16}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {},
@@ -94,9 +104,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_config(family: str, *, vocabulary: int = VOCABULARY, pad: int = 0, eos: int = 2) -> Any:
-    """The configuration of such a model."""
+def tiny_config(
+    family: str, *, vocabulary: int = VOCABULARY, pad: int = 0, eos: int = 2, width: int = 1
+) -> Any:
+    """The configuration of such a model. ``width``: factor of its heads and hidden states."""
     wanted: dict[str, Any] = {**_COMMON, **ARCHITECTURES[family]}
+    wanted |= {name: width * wanted[name] for name in _WIDE if name in wanted}
     wanted |= {"vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
     default = AutoConfig.for_model(family)
     given = {name: value for name, value in wanted.items() if hasattr(default, name)}
@@ -111,9 +124,10 @@ def tiny_architecture(
     pad: int = 0,
     eos: int = 2,
     seed: int = 0,
+    width: int = 1,
 ) -> Any:
     """A random causal LM in float32, in evaluation mode. ``attention``: its implementation."""
-    config = tiny_config(family, vocabulary=vocabulary, pad=pad, eos=eos)
+    config = tiny_config(family, vocabulary=vocabulary, pad=pad, eos=eos, width=width)
     chosen: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
