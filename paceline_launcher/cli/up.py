@@ -237,8 +237,10 @@ def outcome(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, line.format_map(known)
     if "ledger_ok" in summary:
         lost, twice = summary.get("samples_lost"), summary.get("samples_duplicated")
-        problems = [f"{lost} lost, {twice} trained twice", *(summary.get("ledger_problems") or ())]
-        yield "samples", "; ".join(problems)
+        counted = f"{lost} lost, {twice} trained twice"
+        if lost is None:
+            counted = "not counted, because no controller answered at the end"
+        yield "samples", "; ".join([counted, *(summary.get("ledger_problems") or ())])
 
 
 def from_override(given: Path | None) -> list[str]:

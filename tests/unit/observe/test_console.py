@@ -86,6 +86,15 @@ def test_words_of_processes_are_neither_markup_nor_steer_the_terminal(
     assert sum(line.count(shown) for line in text.splitlines()) >= 7
 
 
+def test_samples_that_no_controller_counted_are_not_said_to_be_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_outcome({"status": "interrupted", "ledger_ok": None, "samples_lost": None}, Path("run"))
+    printed = capsys.readouterr().out
+    assert "not counted" in printed
+    assert "None" not in printed.replace("from step None", "")
+
+
 def test_plain_lines_are_few_and_include_the_last_step() -> None:
     out = io.StringIO()
     console = Console(RichConsole(file=out, width=80))
