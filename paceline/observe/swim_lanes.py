@@ -24,6 +24,8 @@ MOST = 40_000
 """Slices and marks that are kept: those of ten minutes, at 1,000 workers that turn from waiting to
 generating twice a minute."""
 MOST_COMMITS = 500
+LEAST_S = 10.0
+"""Lanes are at least so long."""
 KINDS = "compute reduce commit generate wait open start down lead run"
 CODES = dict(zip(KINDS.split(), "crmgwosdl.", strict=True))
 """Letters of kinds of slices in the cells of a lane; a space: nothing is known."""
@@ -42,13 +44,16 @@ class SwimLanes:
             self._items.append((self.timeline.t, item))
 
     def window(self, now: float, seconds: float, cells: int) -> dict[str, Any]:
-        """The lanes of the last ``seconds`` before ``now`` (Unix seconds): see docs/rest.md."""
+        """The lanes of the last ``seconds`` before ``now`` (Unix seconds), or of all that is known
+        if that is less: see docs/rest.md."""
         since = now - seconds
+        # Others are by a clock that was set back.
+        items = [item for item in self._since(since, now) if _begin(item) < now]
+        begun = min(map(_begin, items), default=since)
+        since = max(since, min(begun, now - LEAST_S))
         found: dict[str, list[Slice]] = defaultdict(list)
         marks, commits = [], []
-        for item in self._since(since, now):
-            if (item.t if isinstance(item, Mark) else item.start) >= now:
-                continue  # by a clock that was set back
+        for item in items:
             if isinstance(item, Mark):
                 marks.append(item)
             elif item.row == STEPS:
@@ -111,6 +116,10 @@ class SwimLanes:
         return {"policy": "compute", "rollout": "generate"}.get(
             self.timeline.roles.get(held.name, ""), "run"
         )
+
+
+def _begin(item: Slice | Mark) -> float:
+    return item.t if isinstance(item, Mark) else item.start
 
 
 def _is_shown(item: Slice) -> bool:

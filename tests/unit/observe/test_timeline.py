@@ -287,6 +287,14 @@ def test_swim_lanes_show_the_last_part_and_the_shares_of_it():
     assert {lane["name"]: lane["cells"] for lane in later["lanes"]}["r0"] == "d" * 10
 
 
+def test_lanes_of_a_young_run_begin_with_it():
+    run = Watched.fleet("p0", "p1", "r0")
+    run.trained()
+    shown = run.lanes.window(1020.0, 3600.0, cells=60)
+    assert 990.0 < shown["since"] <= 1000.0, "an hour of nothing was drawn beside it"
+    assert SwimLanes().window(1020.0, 300.0, cells=60)["since"] == 720.0
+
+
 def command(*words: object) -> Any:
     return CliRunner().invoke(app, ["timeline", *map(str, words)])
 
