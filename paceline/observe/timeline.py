@@ -11,6 +11,7 @@ Listed events alone, without leases and votes, give the lives of processes, the 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any, NamedTuple
 
 from paceline.observe.vocabulary import NO_FAULT, EventType, Severity
@@ -450,10 +451,14 @@ class Timeline:
         self._slice(str(record["worker_id"]), "checkpoints", name, "checkpoint", span)
 
     def _evaluation(self, record: Mapping[str, Any]) -> None:
+        name = f"evaluates step {record['step']}"
+        for place in [place for place, s in self._rows.items() if s.name == name]:
+            self._end(*place)
         if record["type"] == EventType.EVAL_SCHEDULED:
-            self._begin(RUN, "evaluations", f"evaluates step {record['step']}", "evaluate")
-        else:
-            self._end(RUN, "evaluations")
+            # Evaluations of several steps may go on side by side.
+            rows = (f"evaluations {n}" for n in count(1))
+            row = next(row for row in rows if (RUN, row) not in self._rows)
+            self._begin(RUN, row, name, "evaluate")
 
 
 _ENDS: Mapping[str, str] = {

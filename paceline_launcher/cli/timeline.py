@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
@@ -19,6 +21,7 @@ from paceline.redis.server import NoRedis
 from paceline_launcher.cli.common import Target, given_or_default
 
 Take = Callable[[float, Mapping[str, Any]], None]
+LONGEST_LINE = 1 << 20  # Bytes of an event
 
 
 def timeline(
@@ -87,12 +90,16 @@ def _unix(text: str) -> float:
 
 def _end_of(run: Path) -> float:
     """Unix seconds at which the run ended, by the last line of its events, or now."""
-    from paceline.observe.run_files import read_lines
     from paceline.observe.runs import is_running
 
     if not is_running(run):
-        with contextlib.suppress(OSError, ValueError, LookupError):
-            return float([*read_lines(run / "events.jsonl")][-1]["t"])
+        with (
+            contextlib.suppress(OSError, ValueError, LookupError),
+            (run / "events.jsonl").open("rb") as file,
+        ):
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+            whole, _, _ = file.read().rpartition(b"\n")  # A last line without an end is torn
+            return float(json.loads(whole.rpartition(b"\n")[2])["t"])
     return time.time()
 
 

@@ -270,6 +270,21 @@ def test_seats_have_a_lane_with_their_holders():
     assert (first.start, first.end, second.name) == (1.0, 3.0, "rollout-0")
 
 
+def test_evaluations_side_by_side_have_a_row_each_and_their_own_ends():
+    found: list[Item] = []
+    timeline = Timeline(found.append)
+    for t, kind, step in [(1, "Scheduled", 0), (2, "Scheduled", 5), (4, "Recorded", 0)]:
+        timeline.take(t, {"type": f"Eval{kind}", "step": step})
+    timeline.take(5, {"type": "EvalScheduled", "step": 10})
+    timeline.take(6, {"type": "EvalRecorded", "step": 5})
+    shown = {(i.name, i.row, i.start, i.end) for i in [*found, *timeline.open()]}
+    assert shown == {
+        ("evaluates step 0", "evaluations 1", 1.0, 4.0),
+        ("evaluates step 5", "evaluations 2", 2.0, 6.0),
+        ("evaluates step 10", "evaluations 1", 5.0, 6.0),
+    }
+
+
 def test_swim_lanes_show_the_last_part_and_the_shares_of_it():
     run = Watched.fleet("p0", "p1", "r0")
     run.trained()
