@@ -47,8 +47,10 @@ def demo(*, overrides: SetOption = None, run_dir: RunDirOption = None) -> None:
             raise
     summary = json.loads((run_dir / "summary.json").read_text())
     before, after = summary["eval_first"], summary["eval_last"]
+    # One of which at most half was sampled with one version of the weights has no score.
+    first, last = ("?" if score is None else f"{score:.0%}" for score in (before, after))
     typer.echo(
-        f"\nThe model sorted {before:.0%} of the held-out digits before, and {after:.0%} after "
+        f"\nThe model sorted {first} of the held-out digits before, and {last} after "
         f"{summary['steps']} steps ({time.monotonic() - started:.0f} s). "
         f"Samples lost {summary['samples_lost']}, trained twice {summary['samples_duplicated']}."
     )
@@ -56,7 +58,8 @@ def demo(*, overrides: SetOption = None, run_dir: RunDirOption = None) -> None:
         raise UserError(f"the run exported no model: {summary['reason']}")
     typer.echo("The exported model, on prompts that it was not trained on:")
     right = ask(Path(summary["export"]))
-    if summary["steps"] >= LEARNS_STEPS and (after <= before or not right):
+    learned = right and (before is None or after > before)
+    if summary["steps"] >= LEARNS_STEPS and not learned:
         raise UserError(f"the model has not learned: paceline why --run-dir {run_dir}")
 
 

@@ -1,10 +1,13 @@
-"""The demo deletes no run but its own."""
+"""The demo deletes no run but its own, and ends without an evaluation, too."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.errors import BadInput
+from paceline_launcher.cli import demo as module
 from paceline_launcher.cli.demo import demo
 
 
@@ -16,3 +19,23 @@ def test_a_run_of_another_name_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(BadInput, match="holds the run 'precious', which would be deleted"):
         demo(run_dir=run_dir)
     assert (run_dir / "checkpoints").is_dir()
+
+
+def test_evaluations_without_a_score_are_told_as_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    summary = {"eval_first": None, "eval_last": None, "steps": 100, "export": "model"}
+    summary |= {"samples_lost": 0, "samples_duplicated": 0}
+
+    def up(*_: Any, run_dir: Path, **__: Any) -> None:
+        run_dir.mkdir(parents=True)
+        (run_dir / "summary.json").write_text(json.dumps(summary))
+
+    monkeypatch.setattr(module, "up", up)
+    monkeypatch.setattr(module, "ask", lambda model: 5)
+    demo(run_dir=tmp_path / "run")
+    assert (
+        "The model sorted ? of the held-out digits before, and ? after 100"
+        in capsys.readouterr().out
+    )
