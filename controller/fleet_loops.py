@@ -92,8 +92,9 @@ class Autoscaling:
     def sample(self, state: State) -> None:
         reports = reports_of(self._leader, state)
         step_s = state.steps.metrics.get("step_s", 0.0)
-        trainers = reports_of(self._leader, state, Role.POLICY)
-        shares = shares_of(state, reports, scorer_loads(self._leader, state), trainers)
+        roles = Role.POLICY, Role.SCORER
+        others = [each for role in roles for each in reports_of(self._leader, state, role)]
+        shares = shares_of(state, reports, scorer_loads(self._leader, state), others)
         self._leader.flow.add(shares, SAMPLE_S, step_s)
         self._lending.sample(state)
         if any("engine_idle_fraction" in report.gauges for _, report in reports):

@@ -221,11 +221,12 @@ def shares_of(
     state: State,
     reports: Reports,
     scorers: Mapping[str, float] | None = None,
-    trainers: Reports = (),
+    others: Reports = (),
 ) -> FlowFractions:
-    """The shares of this moment. ``scorers``: their loads by pool."""
+    """The shares of this moment. ``reports``: of rollout workers, ``others``: of other workers with
+    devices. ``scorers``: their loads by pool."""
     gauges = [report.gauges for _, report in reports]
-    every = [*gauges, *(report.gauges for _, report in trainers)]
+    every = [*gauges, *(report.gauges for _, report in others)]
     open_for_newest = admissible(state, state.versions.version) > 0
     recorded = state.run_spec is not None and state.run_spec.recorded  # its workers load no weights
     behind = [

@@ -25,6 +25,7 @@ _NCCL_ENVIRONMENT = {
 _USERS_OWN = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
+PEAK_FLOPS |= {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12}
 """Dense bfloat16 operations per second of NVIDIA's data sheets, by a part of the device's name."""
 
 
@@ -34,7 +35,8 @@ def peak_flops(device: torch.device) -> float | None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if "MIG" in name:
         return None
-    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    known = max((part for part in PEAK_FLOPS if part in name), key=len, default="")
+    return PEAK_FLOPS.get(known)
 
 
 def device_type(desired: str) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from controller.diagnosis.bottleneck import shares_of, utilisation_of
 from controller.fleet.flow_fractions import FlowAverage
+from controller.fleet_loops import Autoscaling
 from controller.ledger import decisions as cmd
 from controller.ledger.specs import StatValue
 from controller.ledger.step_metrics import OBSERVED
@@ -71,6 +72,26 @@ def test_the_leader_brings_what_reports_say_of_engines_and_devices():
         {"engine_busy": 0.8, "engine_tokens_per_s_device": 250.0, "device_busy": 0.7}
     )
     assert set(found) == OBSERVED
+
+
+def test_devices_of_scorers_count_too():
+    run, flow = Driven.fleet("p0", "r0"), FlowAverage()
+    run.register("s0", scorer="helpful", address="127.0.0.1:1")
+    busy = {"p0": 0.9, "r0": 0.6, "s0": 0.3}
+    sessions = {
+        name: SimpleNamespace(report=report(gpu_utilization=share)[1])
+        for name, share in busy.items()
+    }
+    scorers = SimpleNamespace(by_name={"helpful": SimpleNamespace(url=None, batch_size=1)})
+    leader = SimpleNamespace(
+        sessions=SimpleNamespace(of=lambda name, _: sessions[name]),
+        context=SimpleNamespace(config=SimpleNamespace(scorers=scorers)),
+        flow=flow,
+    )
+    lending = SimpleNamespace(sample=lambda state: None)
+    loop: Any = SimpleNamespace(_leader=leader, _lending=lending, _samples=[])
+    Autoscaling.sample(loop, run.state)
+    assert flow.mean.devices == pytest.approx(0.6)
 
 
 def test_while_no_engine_has_its_devices_none_is_busy():

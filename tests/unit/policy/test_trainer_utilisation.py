@@ -46,3 +46,20 @@ def test_mfu_is_the_share_of_all_devices_of_a_replica(monkeypatch):
 def test_a_device_without_a_known_peak_has_no_mfu():
     assert peak_flops(torch.device("cpu")) is None
     assert Trainer.mfu(SimpleNamespace(device=torch.device("cpu")), Stats(), 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H100 PCIe MIG 1g.10gb", None),
+        ("NVIDIA T4", None),
+    ],
+)
+def test_each_form_of_a_device_has_its_own_peak(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda", 0)) == peak
