@@ -16,10 +16,13 @@ import argparse
 import gc
 import importlib.util
 import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +77,7 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if gpus else "no GPU: a toy model on the CPU"
     lacking = list(lacks(gpus))
     print("\n".join([name, *(f"lacks {thing}" for thing in lacking)]))
-    found: dict[str, Any] = {"device": name, "gpus": gpus, "torch": torch.__version__}
+    found: dict[str, Any] = {"machine": machine(device, gpus), "device": name, "gpus": gpus}
     found |= {"lacks": lacking, "failed": []}
     sizes = SIZES if gpus else {TOY: (256, 512)}
     small, lengths = next(iter(sizes.items()))
@@ -115,6 +118,18 @@ def check(*, with_fleet: bool, seconds: float) -> dict[str, Any]:
         if not all(row.get("ok", True) for row in found[part]):
             found["failed"].append(part)
     return found
+
+
+def machine(device: torch.device, gpus: int) -> dict[str, Any]:
+    """Description as that of benchmarks.runs, with the GPU as the processor and without the load:
+    that of the host says nothing of a GPU."""
+    found: dict[str, Any] = {"cpu": platform.processor(), "cores": os.cpu_count()}
+    if gpus:
+        gpu = torch.cuda.get_device_properties(device)
+        found["cpu"] = f"{'One' if gpus == 1 else gpus} {gpu.name}"
+        found["gpu_memory_gib"] = round(gpu.total_memory / (1 << 30), 1)
+    found |= {"torch": torch.__version__, "transformers": version("transformers")}
+    return found | {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
 
 
 def lacks(gpus: int) -> Iterator[str]:

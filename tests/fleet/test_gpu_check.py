@@ -45,6 +45,7 @@ def test_every_part_runs_on_the_cpu_and_the_run_survives_both_kills(
     assert [row["role"] for row in turns] == ["trainer"] * 3 + ["transformers"] * 3
     assert switch["to training, s"] > 0 and switch["to generation, s"] > 0
     assert "a GPU: no speed of one" in found["lacks"]
+    assert {"torch", "when"} <= set(found["machine"]) and "load_at_start" not in found["machine"]
     assert [row["ok"] for row in found["communicator"]] == [True, True]
     assert found["engines"][0]["tokens/s"] > 0
     assert all("left out" in row for row in found["engines"][1:])
