@@ -52,6 +52,7 @@ SAMPLED = {
     "evaluation.sets": "needs an engine, and data.eval_path gives the held-out loss",
     "evaluation.best_metric": "needs an engine, and data.eval_path gives the held-out loss",
     "rollout.environment": "needs an engine",
+    "weights.url": "is for the weights of engines",
     "rollout.temperature": "would scale the log-probs of recorded completions",
 }
 """Settings that a run of recorded data leaves at their defaults, and what they do else."""
@@ -363,6 +364,11 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
         "reward.overlong_buffer = {c.reward.overlong_buffer} is not below "
         "rollout.{c.length_setting} = {c.longest_completion}, so every completion would lose "
         "reward: set it to a part of the limit",
+    ),
+    Rule(
+        lambda c: c.weights.url is not None and c.rollout.relay_fanout not in ("auto", 0),
+        "rollout.relay_fanout = {c.rollout.relay_fanout}: through weights.url nobody sends weights "
+        "to anybody. Remove one of the two",
     ),
     Rule(
         lambda c: c.fleet.heartbeat_s * 2 > c.fleet.lease_ttl_s,

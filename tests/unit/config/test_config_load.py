@@ -195,6 +195,28 @@ def test_weights_are_relayed_by_default_with_vllm_alone(
     assert load_config(write(tmp_path, MINIMAL), overrides).relay_fanout == fanout
 
 
+STORED = ["weights.url=s3://bucket/weights"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["rollout.relay_fanout=2"], r"rollout\.relay_fanout = 2: .*weights\.url.*Remove one of"),
+        (["rollout.source=recorded", "data.completion_field=c"], r"weights\.url .*: remove it if"),
+    ],
+)
+def test_what_has_no_effect_beside_a_weight_store_is_refused(
+    tmp_path: Path, overrides: list[str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config(write(tmp_path, MINIMAL), [*STORED, *overrides])
+
+
+@pytest.mark.parametrize("others", [[], ["rollout.relay_fanout=0"], ["rollout.engine=vllm"]])
+def test_through_a_weight_store_nothing_is_relayed(tmp_path: Path, others: list[str]) -> None:
+    assert load_config(write(tmp_path, MINIMAL), [*STORED, *others]).relay_fanout == 0
+
+
 LEND = ["fleet.sharing=lend"]
 TWO_PAIRS = ["fleet.policy=2", "fleet.rollout=2"]
 
