@@ -99,11 +99,10 @@ class StoreReceiver(WeightReceiver):
         )
 
     def _load(self, link: WeightLink, name: str) -> None:
-        self._on_arrival()
         self._here = {k: w for k, w in self._here.items() if w.complete or k == name}
         with self._reading(name):
-            over = link.withdrawn.is_set
-            staged = read_weights(self._store, name, self._here, self.device, over)
+            wanted = link.withdrawn.is_set, self._on_arrival
+            staged = read_weights(self._store, name, self._here, self.device, *wanted)
         self._hand_over(link, staged)
         read = self._here[name]
         self._here = {name: read} if self._deltas and read.manifest.may_be_sparse else {}

@@ -156,12 +156,14 @@ def read_weights(
     here: dict[str, ArrivingWeights],
     device: torch.device,
     over: Callable[[], bool] = lambda: False,
+    on_arrival: Callable[[], None] = lambda: None,
 ) -> StagedWeights:
     """Reads the weights of this name, and stages them on ``device``.
 
     ``here``: by name, weights that were read before, and those that have begun to come, which this
     adds. It goes on with what is here, and reads only what changed since others that are.
-    ``over``: whether they are wanted no more; then EpochCancelled is raised. Raises
+    ``over``: whether they are wanted no more; then EpochCancelled is raised. ``on_arrival``: called
+    before the memory for them is taken, once the store has shown that they are there. Raises
     StoreUnavailable, or WeightsRefused if an object is missing or damaged."""
     started, prefix = time.perf_counter(), prefix_of(name)
     raw = store.first(prefix, MANIFEST)
@@ -171,7 +173,10 @@ def read_weights(
     manifest = Manifest.from_json(said["manifest"], limit_bytes=memory_bytes(device))
     rows: Sequence[_Row] = said["buckets"]
     base = here.get(said["base"])
-    weights = here.setdefault(name, ArrivingWeights(stored_version(name), manifest))
+    if name not in here:
+        on_arrival()
+        here[name] = ArrivingWeights(stored_version(name), manifest)
+    weights = here[name]
     held, _ = weights.held_of(WHOLE_SHARE)
     for some in _slices(sorted(set(range(manifest.buckets)) - set(held))):
         if over():

@@ -15,6 +15,7 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.payloads.store import StoreUnavailable
 from paceline.process import waits
 from paceline.v1 import worker_pb2
+from paceline.weights.arriving_weights import ArrivingWeights
 from paceline.weights.stored_weights import StoreWriter, read_weights
 from paceline.weights.weight_manifest import Manifest, WeightShard, WeightsRefused
 from paceline.weights.weight_snapshot import WeightSnapshot
@@ -253,6 +254,30 @@ def test_a_reader_goes_on_at_the_missing_bucket(
     assert [n.rpartition(".")[2] for n in store.read_objects] == ["manifest", "b2", "b3"]
 
 
+def test_memory_for_a_version_is_taken_once_and_after_room_was_made(
+    store: CountingStore, writer: StoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Noted(ArrivingWeights):
+        def __init__(self, *given: Any) -> None:
+            done.append("taken")
+            super().__init__(*given)
+
+    def over() -> bool:
+        store.down = done.count("taken") == 1 and not store.down
+        return False
+
+    monkeypatch.setattr("paceline.weights.stored_weights.ArrivingWeights", Noted)
+    name = written(writer, snapshot(1))
+    here: dict[str, Any] = {}
+    with pytest.raises(StoreUnavailable):
+        read_weights(store, name, here, CPU, over, lambda: done.append("room"))
+    store.down = False
+    read_weights(store, name, here, CPU, on_arrival=lambda: done.append("room"))
+    assert done == ["room", "taken"]
+
+
 class Reading:
     """A receiver of a rollout worker that reads from the store."""
 
@@ -260,6 +285,7 @@ class Reading:
         self.loaded: list[int] = []
         self.tensors: Mapping[str, Tensor] = {}
         self.broken: list[int] = []
+        self.arrived: list[str] = []
         self.not_loaded = 0
         self.receiver = StoreReceiver(
             store,
@@ -268,6 +294,7 @@ class Reading:
             device=CPU,
             on_weights=self._load,
             on_link_error=lambda generation, why: self.broken.append(generation),
+            on_arrival=lambda: self.arrived.append(self.receiver.reading),
         )
 
     def _load(self, staged: Any) -> None:
@@ -345,9 +372,11 @@ def test_a_store_that_is_down_breaks_no_link(
     reading.directed(name, 1)
     until(lambda: reading.receiver.reading == name, 60.0)
     until(lambda: any(w.of == THE_STORE and "down" in w.what for w in waits.present(0.1)), 60.0)
+    assert reading.arrived == [], "a version that waits for its turn makes room for none"
     store.down = False
     reading.until([1])
     assert reading.broken == [] and reading.receiver.reading == ""
+    assert reading.arrived == [name]
 
 
 def test_what_the_engine_does_not_take_is_offered_again(
