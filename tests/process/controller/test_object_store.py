@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,46 @@ async def test_every_store_keeps_the_same_promises(
     assert await other.get([ref("t0"), ref("t0", 2)]) == [b"repeated", None]
     await other.delete([ref("t0"), ref("t99")])
     assert await one.missing([ref("t0"), ref("t1"), ref("t99")]) == [ref("t0"), ref("t99")]
+
+
+@pytest.mark.parametrize("answer", ["deleted", "refused", "kept"])
+async def test_many_objects_are_deleted_with_few_requests(
+    s3: object, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """A store that takes no such request, or keeps the objects, is asked for one after the
+    other."""
+    import s3fs
+
+    store = FsspecPayloads("s3://bucket/many", "run")
+    groups = {ref(f"t{n}"): b"x" for n in range(4)}
+    await store.put(groups)
+    call, deletions = s3fs.S3FileSystem._call_s3, list[str]()
+
+    async def noted(self: s3fs.S3FileSystem, method: str, *given: Any, **named: Any) -> Any:
+        if method.startswith("delete"):
+            deletions.append(method)
+        if method == "delete_objects" and answer == "refused":
+            raise OSError("NotImplemented")
+        if method == "delete_objects" and answer == "kept":
+            return {"Errors": [{"Code": "AccessDenied"}]}
+        return await call(self, method, *given, **named)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", noted)
+    await store.delete([*groups, ref("t99")])
+    assert await store.list() == []
+    assert deletions == ["delete_objects", *["delete_object"] * (0 if answer == "deleted" else 5)]
+    await store.close()
+
+
+async def test_a_url_with_characters_of_a_pattern_names_no_others(s3: object) -> None:
+    one, other = (FsspecPayloads(f"s3://bucket/{name}", "run") for name in ("w[1]", "w1"))
+    groups = {ref(f"t{n}"): b"x" for n in range(4)}
+    await one.put(groups)
+    await other.put(groups)
+    await one.delete([*groups])
+    assert await one.list() == [] and len(await other.list()) == len(groups)
+    await one.close()
+    await other.close()
 
 
 async def test_weights_go_through_an_object_store_bit_by_bit_and_are_swept(s3: object) -> None:
