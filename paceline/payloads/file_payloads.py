@@ -8,6 +8,7 @@ once it and its name would outlive a power cut.
 import asyncio
 import errno
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +25,8 @@ AT_ONCE = 16
 """Requests under way at the same time: an object store answers each of them late, and many at once.
 """
 SUFFIX = ".group"
+LEFT_S = 3600.0
+"""Age at which a file that is not complete is no writer's any more."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -140,6 +143,10 @@ class FilePayloads(FsspecPayloads):
         super().__init__("file:///", directory.name)
         self._root = self._shown = str(directory)
         make_directory(directory)
+        for partial in directory.glob(f"*{SUFFIX}.*.part"):
+            with suppress(OSError):  # Another process may delete it, too
+                if partial.stat().st_mtime < time.time() - LEFT_S:
+                    partial.unlink()
 
     async def put(self, payloads: Mapping[Ref, bytes]) -> None:
         await super().put(payloads)

@@ -3,8 +3,10 @@ store."""
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,17 @@ async def test_a_url_with_characters_of_a_pattern_names_no_others(s3: object) ->
     assert await one.list() == [] and len(await other.list()) == len(groups)
     await one.close()
     await other.close()
+
+
+async def test_what_a_killed_writer_left_goes_after_an_hour(tmp_path: Path) -> None:
+    url = tmp_path.as_uri()
+    await open_payloads([url], "run", "").put({ref("t1"): b"x"})
+    old, new = (tmp_path / "run" / f"t{n}-1.group.77.part" for n in (2, 3))
+    for path, age_s in ((old, 3700), (new, 0), (tmp_path / "run" / "t1-1.group", 3700)):
+        path.touch()
+        os.utime(path, (time.time() - age_s,) * 2)
+    assert await open_payloads([url], "run", "").list() == [ref("t1")]
+    assert not old.exists() and new.exists()
 
 
 async def test_weights_go_through_an_object_store_bit_by_bit_and_are_swept(s3: object) -> None:
