@@ -5,15 +5,17 @@
 
 A policy replica of two FSDP ranks trains it, an engine serves what they publish (every swap is read
 back from the engine), the run is stopped at a checkpoint, continued, and exported; transformers
-loads the export. Arms are the engines, adapters instead of all weights, and bfloat16 with and
-without ``rollout.router_replay`` for those with experts. Rows have the largest gap between log-
-probs of engine and trainer over tokens of age 0, or the reason for which the run was refused.
+loads the export. Arms are the engines, adapters instead of all weights (of the attention in models
+with experts), and bfloat16 with and without ``rollout.router_replay`` for those with experts. Rows
+have the largest gap between log-probs of engine and trainer over tokens of age 0, or the reason for
+which the run was refused.
 tests/ have the same models for packed rows and gradients against each sequence alone. Rows are
 added to the result file; a repeated one replaces the old one.
 """
 
 import re
 import statistics
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "bfloat16": _BFLOAT16,
     "replay": {**_BFLOAT16, "rollout.router_replay": True},
 }
+ROOT_CAUSE = re.compile(r"(?:EngineCore.*\] |not loaded: rank \d+: )(\w+Error: .+)")
 VLLM_WIDTH = 4
 """Its attention on the CPU knows no head below 32."""
 REASON = re.compile(r"(?:error|cannot|refused|failed)[^\n]*", re.IGNORECASE)
@@ -72,13 +75,15 @@ def trained(family: str, arm: str) -> dict[str, Any]:
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     settings = {**runs.dotted(SETTINGS), "model.path": str(path), **ARMS[arm]}
+    if arm == "lora" and expert_layers(model):
+        settings["model.lora.targets"] = attention_layers(model)
     name = f"architecture-{family}-{arm}"
     try:
         for steps, fresh in ((STEPS, True), (2 * STEPS, False)):
             given = {**settings, "train.steps": steps}
             fleet = runs.run_fleet(name, given, warm_up=1, timeout_s=300.0, fresh=fresh)
-    except RuntimeError as error:
-        found = REASON.findall(str(error))
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        found = REASON.findall(str(error)) + root_causes(runs.SCRATCH / name)
         return {"works": False, "why": found[-1] if found else str(error)[-300:]}
     rows = runs.metrics(fleet.run_dir, "step")
     measured: dict[str, Any] = {
@@ -92,6 +97,18 @@ def trained(family: str, arm: str) -> dict[str, Any]:
         measured["agreement"] = min(row["route_agreement"] for row in rows)
     export = Path(fleet.summary["export"])
     return measured if arm == "lora" else measured | {"moved": moved(path, export)}
+
+
+def attention_layers(model: torch.nn.Module) -> list[str]:
+    """Names of the linear layers of its attentions, for adapters: none fits fused experts."""
+    paths = [path for path, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    return sorted({path.rpartition(".")[2] for path in paths if "attn" in path})
+
+
+def root_causes(run_dir: Path) -> list[str]:
+    """Errors of vLLM's own process in the logs of the rollout workers, which end without them."""
+    logs = [path.read_text() for path in sorted(run_dir.glob("logs/rollout-*.log"))]
+    return [line for text in logs for line in ROOT_CAUSE.findall(text)]
 
 
 def moved(before: Path, after: Path) -> float:

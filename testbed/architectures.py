@@ -42,6 +42,10 @@ _LATENT = {
 }
 _WIDE = (
     "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
     "head_dim",
     "qk_rope_head_dim",
     "qk_nope_head_dim",
@@ -112,7 +116,9 @@ def tiny_config(
     wanted |= {name: width * wanted[name] for name in _WIDE if name in wanted}
     wanted |= {"vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
     default = AutoConfig.for_model(family)
-    given = {name: value for name, value in wanted.items() if hasattr(default, name)}
+    # vLLM reads head_dim of configurations that may lack it, too.
+    named = (name for name in wanted if hasattr(default, name) or name == "head_dim")
+    given = {name: wanted[name] for name in named}
     return AutoConfig.for_model(family, **given)
 
 
