@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,17 +127,26 @@ def logs(
     if process not in known:
         there = ", ".join(known) or "none, because `paceline up` has started no process in it"
         raise BadInput(f"no process {process[:64]!r} wrote a log in {run_dir}. There are: {there}")
-    command = ["tail", f"--lines={lines}"]
-    if follow:
-        # Without a record the processes were started by hand, and nothing tells when they are done.
+
+    def runs() -> bool:
+        """A fleet may be taken over by another launcher. Without a record its processes were
+        started by hand, and nothing tells when they are done."""
         record = FleetRecord.read(run_dir)
-        alive = [record.supervisor, *record.survivors()] if record is not None else []
-        pids = [process.pid for process in alive if process.alive()][:1]
-        ended = record is not None and not pids
-        command += [] if ended else ["-F", "--sleep-interval=0.2", *(f"--pid={n}" for n in pids)]
+        return record is None or record.supervisor.alive() or bool(record.survivors())
+
+    def end_with_fleet() -> None:
+        while tail.poll() is None and runs():
+            time.sleep(0.5)
+        time.sleep(0.5)  # for what was written last
+        tail.terminate()
+
+    follow = follow and runs()
+    command = ["tail", f"--lines={lines}", *["-F", "--sleep-interval=0.2"] * follow]
     safe = sys.stdout.isatty()
     with subprocess.Popen([*command, known[process]], stdout=subprocess.PIPE) as tail:
         assert tail.stdout is not None
+        if follow:
+            Thread(target=end_with_fleet, daemon=True).start()
         try:
             for line in tail.stdout:
                 text = line.decode(errors="replace").rstrip("\r\n")

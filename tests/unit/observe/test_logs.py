@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -68,6 +69,29 @@ def test_lines_are_followed_over_a_replaced_file_until_the_supervisor_has_ended(
                 file.write("last")
             supervisor.communicate()
             assert following.stdout.read() == "last\n"
+        assert following.returncode == 0
+
+
+def test_following_goes_on_with_a_launcher_that_takes_the_fleet_over(run_dir: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    words = [sys.executable, "-m", "paceline_launcher", "logs", "policy-0"]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE) as first,
+        subprocess.Popen(command, stdin=subprocess.PIPE) as second,
+    ):
+        FleetRecord("tiny", supervisor=ProcessId.of(first.pid)).write(run_dir)
+        words += ["--run-dir", str(run_dir), "-f", "-n", "1"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            assert following.stdout.readline() == "policy-0 three\n"
+            FleetRecord("tiny", supervisor=ProcessId.of(second.pid)).write(run_dir)
+            first.communicate()
+            time.sleep(1.5)
+            with (run_dir / "logs" / "policy-0.log").open("a") as file:
+                file.write("taken over\n")
+            assert following.stdout.readline() == "taken over\n"
+            second.communicate()
+            assert following.stdout.read() == ""
         assert following.returncode == 0
 
 
