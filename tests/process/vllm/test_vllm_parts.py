@@ -31,6 +31,7 @@ from rollout_worker.engine.vllm.generation import join
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, RankWeights, stage_for
 from rollout_worker.engine.vllm.readback import mean_gap, probe, tolerance
 from rollout_worker.engine.vllm.worker_extension import PacelineRank
+from testbed.architectures import tiny_config as testbed_config
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import needs_vllm, tiny_config
 from tests.fixtures.policy_models import tiny_network
@@ -327,3 +328,13 @@ def test_turns_without_a_gpu_are_refused_with_what_would_work(tmp_path: Path) ->
     model = AutoConfig.from_pretrained(config.model.path)
     with pytest.raises(EngineError, match=r"needs a GPU.*rollout.engine = .transformers"):
         engine_arguments(config, model, parameters=1, gpu=None)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "falcon_h1", "qwen3_next", "lfm2"])
+def test_prompts_are_cached_on_a_cpu_unless_a_layer_is_recurrent(
+    family: str, tmp_path: Path
+) -> None:
+    """vLLM refuses to cache those if it may not split prompts."""
+    config = tiny_config(make_tiny_model(tmp_path), engine="vllm")
+    arguments = engine_arguments(config, testbed_config(family), parameters=1, gpu=None)
+    assert arguments["enable_prefix_caching"] == (family in ("qwen3", "gemma3_text"))
