@@ -45,9 +45,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "bfloat16": _BFLOAT16,
     "replay": {**_BFLOAT16, "rollout.router_replay": True},
 }
-ROOT_CAUSE = re.compile(r"(?:EngineCore.*\] |not loaded: rank \d+: )(\w+Error: .+)")
+ROOT_CAUSE = re.compile(r"(?:\.py:\d+\] |not loaded: rank \d+: )(\w+Error: .+)")
 VLLM_WIDTH = 4
 """Its attention on the CPU knows no head below 32."""
+DELTA_RULE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "olmo_hybrid")
+DELTA_RULE_WIDTH = 16
+"""vLLM has it for heads of 128 in bfloat16 on the CPU."""
 REASON = re.compile(r"(?:error|cannot|refused|failed)[^\n]*", re.IGNORECASE)
 
 
@@ -70,13 +73,16 @@ def trained(family: str, arm: str) -> dict[str, Any]:
     path = runs.SCRATCH / f"architecture-{family}"
     tokenizer = build_tokenizer()
     special = {"pad": tokenizer.pad_token_id, "eos": tokenizer.eos_token_id}
-    width = VLLM_WIDTH if arm == "vllm" else 1
+    half = arm == "vllm" and family in DELTA_RULE
+    width = DELTA_RULE_WIDTH if half else VLLM_WIDTH if arm == "vllm" else 1
     model = tiny_architecture(family, vocabulary=len(tokenizer), width=width, **special)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     settings = {**runs.dotted(SETTINGS), "model.path": str(path), **ARMS[arm]}
     if arm == "lora" and expert_layers(model):
         settings["model.lora.targets"] = attention_layers(model)
+    if half:
+        settings["rollout.dtype"] = "bfloat16"
     name = f"architecture-{family}-{arm}"
     try:
         for steps, fresh in ((STEPS, True), (2 * STEPS, False)):
@@ -93,6 +99,8 @@ def trained(family: str, arm: str) -> dict[str, Any]:
         "gap_max": max(row["logprob_gap_fresh_max"] for row in rows),
         "gap_mean": statistics.fmean(row["logprob_gap_fresh_mean"] for row in rows),
     }
+    if half:
+        measured["dtype"] = "bfloat16"
     if "route_agreement" in rows[-1]:
         measured["agreement"] = min(row["route_agreement"] for row in rows)
     export = Path(fleet.summary["export"])

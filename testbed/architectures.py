@@ -47,6 +47,9 @@ _WIDE = (
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
     "head_dim",
+    "linear_head_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
     "qk_rope_head_dim",
     "qk_nope_head_dim",
     "v_head_dim",
@@ -54,6 +57,8 @@ _WIDE = (
     "mamba_d_ssm",
     "mamba_head_dim",
 )
+_READ_BY_VLLM = ("head_dim", "topk_method")
+"""Fields that published checkpoints have, and the configurations of transformers may lack."""
 _SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 16}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {},
@@ -71,6 +76,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "q_lora_rank": 8,
         "n_group": 1,
         "topk_group": 1,
+        "topk_method": "noaux_tc",
     },
     "qwen3_next": {**_SHARED, **_DELTA},
     "qwen3_5_text": _DELTA,
@@ -116,8 +122,7 @@ def tiny_config(
     wanted |= {name: width * wanted[name] for name in _WIDE if name in wanted}
     wanted |= {"vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
     default = AutoConfig.for_model(family)
-    # vLLM reads head_dim of configurations that may lack it, too.
-    named = (name for name in wanted if hasattr(default, name) or name == "head_dim")
+    named = (name for name in wanted if hasattr(default, name) or name in _READ_BY_VLLM)
     given = {name: wanted[name] for name in named}
     return AutoConfig.for_model(family, **given)
 
