@@ -45,12 +45,22 @@ ARMS: dict[str, dict[str, Any]] = {
     "bfloat16": _BFLOAT16,
     "replay": {**_BFLOAT16, "rollout.router_replay": True},
 }
-ROOT_CAUSE = re.compile(r"(?:\.py:\d+\] |not loaded: rank \d+: )(\w+Error: .+)")
+ROOT_CAUSE = re.compile(
+    r"(?:\.py:\d+\] (?=\w+Error: )|not loaded: rank \d+: |do not fit model\.path: )(.+)"
+)
 VLLM_WIDTH = 4
 """Its attention on the CPU knows no head below 32."""
 DELTA_RULE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "olmo_hybrid")
 DELTA_RULE_WIDTH = 16
 """vLLM has it for heads of 128 in bfloat16 on the CPU."""
+LATENT = {
+    "kv_lora_rank": 512,
+    "head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+"""The one shape that vLLM's latent attention has on the CPU."""
 REASON = re.compile(r"(?:error|cannot|refused|failed)[^\n]*", re.IGNORECASE)
 
 
@@ -75,7 +85,10 @@ def trained(family: str, arm: str) -> dict[str, Any]:
     special = {"pad": tokenizer.pad_token_id, "eos": tokenizer.eos_token_id}
     half = arm == "vllm" and family in DELTA_RULE
     width = DELTA_RULE_WIDTH if half else VLLM_WIDTH if arm == "vllm" else 1
-    model = tiny_architecture(family, vocabulary=len(tokenizer), width=width, **special)
+    latent = LATENT if arm == "vllm" and "kv_lora_rank" in ARCHITECTURES[family] else {}
+    model = tiny_architecture(
+        family, vocabulary=len(tokenizer), width=width, more=latent, **special
+    )
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     settings = {**runs.dotted(SETTINGS), "model.path": str(path), **ARMS[arm]}

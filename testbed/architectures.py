@@ -1,5 +1,6 @@
 """Tiny shapes of the architectures that teams train, as settings of their configurations."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -115,12 +116,19 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(
-    family: str, *, vocabulary: int = VOCABULARY, pad: int = 0, eos: int = 2, width: int = 1
+    family: str,
+    *,
+    vocabulary: int = VOCABULARY,
+    pad: int = 0,
+    eos: int = 2,
+    width: int = 1,
+    more: Mapping[str, Any] = {},
 ) -> Any:
-    """The configuration of such a model. ``width``: factor of its heads and hidden states."""
+    """The configuration of such a model. ``width``: factor of its heads and hidden states.
+    ``more``: further fields, as they are."""
     wanted: dict[str, Any] = {**_COMMON, **ARCHITECTURES[family]}
     wanted |= {name: width * wanted[name] for name in _WIDE if name in wanted}
-    wanted |= {"vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
+    wanted |= {**more, "vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
     default = AutoConfig.for_model(family)
     named = (name for name in wanted if hasattr(default, name) or name in _READ_BY_VLLM)
     given = {name: wanted[name] for name in named}
@@ -136,9 +144,10 @@ def tiny_architecture(
     eos: int = 2,
     seed: int = 0,
     width: int = 1,
+    more: Mapping[str, Any] = {},
 ) -> Any:
     """A random causal LM in float32, in evaluation mode. ``attention``: its implementation."""
-    config = tiny_config(family, vocabulary=vocabulary, pad=pad, eos=eos, width=width)
+    config = tiny_config(family, vocabulary=vocabulary, pad=pad, eos=eos, width=width, more=more)
     chosen: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -60,8 +60,18 @@ class Readback(TorchFunctionMode):
             offset = (source.data_ptr() - start) // source.element_size()
             part = name, offset, tuple(source.shape), source.stride()
             self._add((*part, target.data_ptr()), target.detach())
-        elif source.shape == target.shape and source.stride() == target.stride():
+            return
+        self._forget(target)
+        if source.shape == target.shape and source.stride() == target.stride():
             self._follow(source.detach(), target.detach())
+
+    def _forget(self, target: Tensor) -> None:
+        """A loader computes with what it has copied there: no part of the weights is there now."""
+        keys = self._in_storage.get(target.untyped_storage().data_ptr(), set())
+        memory = range(target.data_ptr(), target.data_ptr() + target.nbytes)
+        for key in [key for key in keys if self.views[key].data_ptr() in memory]:
+            del self.views[key]
+            keys.discard(key)
 
     def _follow(self, source: Tensor, target: Tensor) -> None:
         """A loaded parameter is copied as a whole into the one that kernels use."""

@@ -196,3 +196,14 @@ def test_a_quantised_layer_is_compared_by_what_its_kernel_multiplies_with() -> N
     assert (layers.differing(), len(notes.views), len(notes.places())) == ([], 0, 2)
     layer.weight.data[:32] = layer.weight.data[:32].roll(1, 0)
     assert layers.differing() == ["q"]
+
+
+def test_what_a_loader_computes_in_place_is_not_compared_with_the_weights() -> None:
+    """vLLM copies Mamba's A_log into a parameter and turns it into -exp(A_log) there."""
+    weights = {"A_log": torch.randn(4), "D": torch.randn(4)}
+    both = torch.empty(8)
+    with Readback(weights) as notes:
+        for part, name in zip(both.chunk(2), weights, strict=True):
+            part.copy_(weights[name])
+        both[:4].copy_(-torch.exp(both[:4]))
+    assert [key[0] for key in notes.views] == ["D"]
