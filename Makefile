@@ -127,7 +127,7 @@ gpu-check:
 	else $(MAKE) $(VENV)/.stamp-run && $(BIN)/python -m benchmarks.gpu_check $(ARGS); fi
 
 proto: $(VENV)/.stamp-dev
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. $(PROTOS)
 
 docs: $(VENV)/.stamp-run
 	$(BIN)/python -m testbed.settings_page > docs/configuration.md

@@ -9,7 +9,7 @@ import pytest
 from testbed.settings_page import reference
 
 ROOT = Path(__file__).resolve().parents[3]
-STUBS = sorted((ROOT / "paceline" / "v1").glob("*_pb2*.py*"))
+MESSAGES = sorted((ROOT / "paceline" / "v1").glob("*_pb2*.py*"))
 
 
 def test_settings_reference_is_current() -> None:
@@ -36,17 +36,17 @@ def check_passes(module: str) -> None:
     assert done.returncode == 0, f"run `python -m benchmarks.{module}`: {done.stdout}{done.stderr}"
 
 
-def test_grpc_stubs_are_current(tmp_path: Path) -> None:
+def test_grpc_messages_are_current(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools")
     protos = sorted((ROOT / "proto" / "paceline" / "v1").glob("*.proto"))
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"),
-            *(f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", f"--grpc_python_out={tmp_path}"),
+            *(f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"),
             *map(str, protos),
         ],
         check=True,
     )
     made = {path.name: path.read_text() for path in (tmp_path / "paceline" / "v1").iterdir()}
-    kept = {path.name: path.read_text() for path in STUBS}
+    kept = {path.name: path.read_text() for path in MESSAGES}
     assert kept == made, "run `make proto`"
