@@ -31,7 +31,7 @@ from rollout_worker.engine.vllm.generation import join
 from rollout_worker.engine.vllm.rank_weights import CopyPlan, RankWeights, stage_for
 from rollout_worker.engine.vllm.readback import mean_gap, probe, tolerance
 from rollout_worker.engine.vllm.worker_extension import PacelineRank
-from testbed.architectures import tiny_config as testbed_config
+from testbed import architectures
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import needs_vllm, tiny_config
 from tests.fixtures.policy_models import tiny_network
@@ -336,5 +336,5 @@ def test_prompts_are_cached_on_a_cpu_unless_a_layer_is_recurrent(
 ) -> None:
     """vLLM refuses to cache those if it may not split prompts."""
     config = tiny_config(make_tiny_model(tmp_path), engine="vllm")
-    arguments = engine_arguments(config, testbed_config(family), parameters=1, gpu=None)
+    arguments = engine_arguments(config, architectures.tiny_config(family), parameters=1, gpu=None)
     assert arguments["enable_prefix_caching"] == (family in ("qwen3", "gemma3_text"))
