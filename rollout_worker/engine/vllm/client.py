@@ -145,7 +145,7 @@ def engine_arguments(
         if given.get("enable_chunked_prefill"):
             raise EngineError("rollout.vllm.enable_chunked_prefill needs a GPU with this vLLM")
         arguments["enable_chunked_prefill"] = False
-        # It needs split prompts to cache them in a model with recurrent layers.
+        # vLLM splits prompts to cache them in a model with recurrent layers.
         kinds = getattr(model.get_text_config(decoder=True), "layer_types", None) or ()
         arguments["enable_prefix_caching"] = _ATTENTION.issuperset(kinds)
         arguments["max_num_batched_tokens"] = max(context, 2048)

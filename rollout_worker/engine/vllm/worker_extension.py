@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -147,11 +146,10 @@ class PacelineRank:
         # It warns at every reload about modules without weights; missing ones are checked below.
         logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
         # The reload separates shared parameters (tied embeddings); before it, each has one name.
-        named = (name for name, _ in model.named_parameters())
-        expected = {name for name in named if name.rpartition(".")[2] not in _DERIVED}
+        expected = {name for name, _ in model.named_parameters()}
         initialize_layerwise_reload(model)
         try:
-            loaded = model.load_weights(_as_loaded(model, tensors))
+            loaded = model.load_weights(iter(tensors.items()))
         finally:
             # Also after an error: otherwise the next reload would continue this one.
             finalize_layerwise_reload(model, self.model_config)
@@ -250,28 +248,6 @@ class _Weights:
         with self.lock:
             for key, weights in self.staged.items():
                 self.staged[key] = weights.off_device()
-
-
-def _as_loaded(model: nn.Module, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The weights with the names and shapes that the loader of ``model`` knows. transformers has
-    all experts of a layer in one tensor (experts, out, in); the loaders of DeepSeek and of models
-    that derive from it know only those of checkpoints, which have them one by one."""
-    one_by_one = type(model).__module__.endswith(_ONE_BY_ONE)
-    for name, tensor in tensors.items():
-        path, _, kind = name.rpartition(".experts.")
-        if not (one_by_one and kind in _FUSED):
-            yield name, tensor
-            continue
-        for n, expert in enumerate(tensor):
-            parts = expert.chunk(len(_FUSED[kind]))
-            for part, of_part in zip(_FUSED[kind], parts, strict=True):
-                yield f"{path}.experts.{n}.{part}.weight", of_part
-
-
-_DERIVED = ("W_UK_T", "W_UV")
-"""Parameters that vLLM computes from others once these are loaded: of latent attention."""
-_ONE_BY_ONE = ("deepseek_v2", "glm4_moe_lite")
-_FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def _repack_shared(model: nn.Module) -> None:
