@@ -58,7 +58,7 @@ def demo(*, overrides: SetOption = None, run_dir: RunDirOption = None) -> None:
         raise UserError(f"the run exported no model: {summary['reason']}")
     typer.echo("The exported model, on prompts that it was not trained on:")
     right = ask(Path(summary["export"]))
-    learned = right and (before is None or after > before)
+    learned = right and (None in (before, after) or after > before)
     if summary["steps"] >= LEARNS_STEPS and not learned:
         raise UserError(f"the model has not learned: paceline why --run-dir {run_dir}")
 

@@ -21,11 +21,24 @@ def test_a_run_of_another_name_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert (run_dir / "checkpoints").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        (None, None, "? of the held-out digits before, and ?"),
+        (0.5, None, "50% of"),
+        (None, 0.5, "?"),
+    ],
+)
 def test_evaluations_without_a_score_are_told_as_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    first: float | None,
+    last: float | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    summary = {"eval_first": None, "eval_last": None, "steps": 100, "export": "model"}
+    summary = {"eval_first": first, "eval_last": last, "steps": 100, "export": "model"}
     summary |= {"samples_lost": 0, "samples_duplicated": 0}
 
     def up(*_: Any, run_dir: Path, **__: Any) -> None:
@@ -35,7 +48,4 @@ def test_evaluations_without_a_score_are_told_as_unknown(
     monkeypatch.setattr(module, "up", up)
     monkeypatch.setattr(module, "ask", lambda model: 5)
     demo(run_dir=tmp_path / "run")
-    assert (
-        "The model sorted ? of the held-out digits before, and ? after 100"
-        in capsys.readouterr().out
-    )
+    assert f"The model sorted {said}" in capsys.readouterr().out
