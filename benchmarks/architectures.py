@@ -8,9 +8,8 @@ back from the engine), the run is stopped at a checkpoint, continued, and export
 loads the export. Arms are the engines, adapters instead of all weights (of the attention in models
 with experts), and bfloat16 with and without ``rollout.router_replay`` for those with experts. Rows
 have the largest gap between log-probs of engine and trainer over tokens of age 0, or the reason for
-which the run was refused.
-tests/ have the same models for packed rows and gradients against each sequence alone. Rows are
-added to the result file; a repeated one replaces the old one.
+which the run was refused. tests/ have the same models for packed rows and gradients against each
+sequence alone. Rows are added to the result file; a repeated one replaces the old one.
 """
 
 import re
@@ -53,14 +52,6 @@ VLLM_WIDTH = 4
 DELTA_RULE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "olmo_hybrid")
 DELTA_RULE_WIDTH = 16
 """vLLM has it for heads of 128 in bfloat16 on the CPU."""
-LATENT = {
-    "kv_lora_rank": 512,
-    "head_dim": 64,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-}
-"""The one shape that vLLM's latent attention has on the CPU."""
 REASON = re.compile(r"(?:error|cannot|refused|failed)[^\n]*", re.IGNORECASE)
 
 
@@ -85,10 +76,7 @@ def trained(family: str, arm: str) -> dict[str, Any]:
     special = {"pad": tokenizer.pad_token_id, "eos": tokenizer.eos_token_id}
     half = arm == "vllm" and family in DELTA_RULE
     width = DELTA_RULE_WIDTH if half else VLLM_WIDTH if arm == "vllm" else 1
-    latent = LATENT if arm == "vllm" and "kv_lora_rank" in ARCHITECTURES[family] else {}
-    model = tiny_architecture(
-        family, vocabulary=len(tokenizer), width=width, more=latent, **special
-    )
+    model = tiny_architecture(family, vocabulary=len(tokenizer), width=width, **special)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     settings = {**runs.dotted(SETTINGS), "model.path": str(path), **ARMS[arm]}

@@ -1,6 +1,5 @@
 """Tiny shapes of the architectures that teams train, as settings of their configurations."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -122,13 +121,11 @@ def tiny_config(
     pad: int = 0,
     eos: int = 2,
     width: int = 1,
-    more: Mapping[str, Any] = {},
 ) -> Any:
-    """The configuration of such a model. ``width``: factor of its heads and hidden states.
-    ``more``: further fields, as they are."""
+    """The configuration of such a model. ``width``: factor of its heads and hidden states."""
     wanted: dict[str, Any] = {**_COMMON, **ARCHITECTURES[family]}
     wanted |= {name: width * wanted[name] for name in _WIDE if name in wanted}
-    wanted |= {**more, "vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
+    wanted |= {"vocab_size": vocabulary, "pad_token_id": pad, "eos_token_id": eos}
     default = AutoConfig.for_model(family)
     named = (name for name in wanted if hasattr(default, name) or name in _READ_BY_VLLM)
     given = {name: wanted[name] for name in named}
@@ -144,10 +141,9 @@ def tiny_architecture(
     eos: int = 2,
     seed: int = 0,
     width: int = 1,
-    more: Mapping[str, Any] = {},
 ) -> Any:
     """A random causal LM in float32, in evaluation mode. ``attention``: its implementation."""
-    config = tiny_config(family, vocabulary=vocabulary, pad=pad, eos=eos, width=width, more=more)
+    config = tiny_config(family, vocabulary=vocabulary, pad=pad, eos=eos, width=width)
     chosen: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
