@@ -31,6 +31,7 @@ BFLOAT16 = {"rollout": {"dtype": "bfloat16"}}
         pytest.param(TURNS | LORA, id="turns-lora", marks=pytest.mark.slow),
         pytest.param(TURNS | BFLOAT16, id="turns-deltas", marks=pytest.mark.slow),
         pytest.param(VLLM, id="vllm", marks=[pytest.mark.slow, needs_vllm]),
+        pytest.param(VLLM | LORA, id="vllm-lora", marks=[pytest.mark.slow, needs_vllm]),
     ],
 )
 def test_each_version_is_swapped_from_the_store(
