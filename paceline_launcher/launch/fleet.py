@@ -34,7 +34,7 @@ from paceline_launcher.launch.child import (
     end_all,
 )
 from paceline_launcher.launch.fault_reports import FaultReports
-from paceline_launcher.launch.fleet_process import FleetProcess, State, is_leaving
+from paceline_launcher.launch.fleet_process import FleetProcess, State
 from paceline_launcher.launch.node_workers import (
     RANK,
     MeetingPoint,
@@ -125,8 +125,8 @@ class Fleet:
     async def reconcile(self, status: admin_pb2.StatusReply) -> None:
         """Starts and drains this node's workers until they are the wanted ones."""
         for worker in status.workers:
-            if is_leaving(worker) and (process := self.processes.get(worker.worker_id)):
-                process.note_leaving(worker.pid)
+            if process := self.processes.get(worker.worker_id):
+                process.note(worker)
         if self.ending.is_set() or self.going or status.phase not in AT_WORK:
             return
         for pool in in_order(status.desired):

@@ -29,6 +29,7 @@ from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
+from paceline.worker_pools import ROLLOUT
 from paceline_launcher.launch.child import CONTROLLER, UNSEEN, Child, ChildSpec, how_ended
 from paceline_launcher.launch.node_workers import RANK, replica_of
 from paceline_launcher.launch.passing import check_room, is_set_within
@@ -97,6 +98,26 @@ class FleetProcess:
             self.child = first
             self._fleet.restarts.stands(self.name)
         self.task = asyncio.create_task(self._tend(spec, first), name=f"tend {self.name}")
+
+    def note(self, worker: admin_pb2.WorkerStatus) -> None:
+        """Takes in what the ledger says of a worker: this one, or an earlier one of its name."""
+        if is_leaving(worker):
+            self.note_leaving(worker.pid)
+        child, recorded = self.child, self._fleet.config.recorded
+        if child is None or child.pid != worker.pid or child.worked is not None:
+            return
+        has_weights = self.role != ROLLOUT or worker.version >= 0 or recorded
+        if has_weights and worker.state not in ("starting", *GONE_OR_LEAVING):
+            child.worked = time.monotonic()
+
+    def calm(self, now: float) -> bool:
+        """True if it runs and has been of use for a while."""
+        child = self.child
+        if child is None or self.state is not State.RUNNING:
+            return False
+        if self.role == CONTROLLER:
+            return time.time() - child.identity.started > CALM_S
+        return child.worked is not None and now - child.worked > CALM_S
 
     def note_leaving(self, pid: int) -> None:
         """The ledger says that process ``pid`` leaves; it may be an earlier one of this name."""
@@ -218,13 +239,12 @@ class FleetProcess:
         # at rank 0.
         counted = -signal.SIGKILL if self.role == RANK and code == 1 else code
         how = how_ended(code)
-        # A stranger may have its port. Two that fail in turn do not spare each other.
-        spare = self.role == CONTROLLER and any(
-            p.child is not None and time.time() - p.child.identity.started > CALM_S
-            for p in fleet.processes.values()
-            if p.role == CONTROLLER and p.state is State.RUNNING
-        )
-        lived_s = now - child.began
+        # A stranger may have its port, or its device is broken. Two that fail in turn do not spare
+        # each other.
+        spare = any(p.role == self.role and p.calm(now) for p in fleet.processes.values())
+        # A worker may need minutes to load its model before it fails in the same way each time.
+        began = child.began if self.role in (CONTROLLER, RANK) else child.worked
+        lived_s = 0.0 if began is None else now - began
         try:
             delay_s = fleet.restarts.delay_s(self.name, counted, lived_s, now, spare=spare)
         except GiveUp as why:

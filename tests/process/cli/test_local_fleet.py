@@ -167,6 +167,56 @@ async def test_a_controller_that_fails_beside_a_living_one_is_never_given_up(
         assert not fleet.failed.done()
 
 
+async def test_a_worker_that_dies_before_it_is_ready_is_given_up_however_long_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine of a large model needs minutes to start, and is then refused at each first sync."""
+    for module in (fleet_process, restarts):
+        monkeypatch.setattr(module, "CALM_S", 0.01)
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.001)
+    loads = "import sys, time; time.sleep(0.1); print('no room for the KV cache'); sys.exit(1)"
+    async with fleet_of(tmp_path, settings(), started=False, rollout=loads) as (fleet, _):
+        fleet.start_workers()
+
+        async def starting() -> None:
+            """Registered, without weights."""
+            while True:
+                status = desired(policy=1, rollout=1)
+                for name, pid in worker_pids(fleet).items():
+                    status.workers.add(worker_id=name, state="running", pid=pid, version=-1)
+                await fleet.reconcile(status)
+                await asyncio.sleep(0.005)
+
+        asks = asyncio.create_task(starting())
+        reason = await asyncio.wait_for(fleet.failed, 60)
+        asks.cancel()
+        assert "failed 5 times in a row" in reason and "no room for the KV cache" in reason
+
+
+async def test_a_worker_that_fails_beside_one_that_works_is_never_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One broken device is no reason to end the run of all others."""
+    monkeypatch.setattr(fleet_process, "CALM_S", -1.0)
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.001)
+    works = tmp_path / "works"
+    works.mkdir()
+    fails = f"import os, sys, time\ntry: os.rmdir({str(works)!r})\n"
+    fails += "except OSError: sys.exit(1)\ntime.sleep(600)"
+    config = settings(rollout=2)
+    async with fleet_of(tmp_path, config, started=False, rollout=fails) as (fleet, notes):
+        fleet.start_workers()
+        await until(lambda: not works.exists())
+        pids = worker_pids(fleet)
+        status = desired(policy=1, rollout=2)
+        for name, pid in pids.items():
+            status.workers.add(worker_id=name, state="running", pid=pid, version=1)
+        await fleet.reconcile(status)
+        again = restarts.QUICK_FAILURES + 2
+        await until(lambda: sum("starting it again" in note for note in notes) >= again)
+        assert not fleet.failed.done()
+
+
 async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Path) -> None:
     config = settings(rollout=2)
     gpus = MachineGpus(config, ("4", "5", "6"))
