@@ -9,7 +9,7 @@ from controller.ledger.decisions.membership import missing_at_work
 from controller.ledger.enums import Kind, Role
 from controller.ledger.state.fleet import Fleet
 from controller.ledger.state.state import State
-from controller.ledger.state.tasks import TaskState
+from controller.ledger.state.tasks import UNFINISHED, TaskState
 from controller.ledger.state.token_ages import too_old, trained_tokens
 from paceline.ids import Step, TaskId
 
@@ -174,7 +174,8 @@ def _fleet(s: State) -> Iterator[str]:
     for worker_id in f.workers:
         if f.links_of(worker_id) != fresh.links_of(worker_id):
             yield f"the index of links differs for {worker_id}"
-    suspects = {x.task_id for x in s.tasks.records.values() if x.suspect}
+    unfinished = (x for x in s.tasks.records.values() if x.state in UNFINISHED)
+    suspects = {x.task_id for x in unfinished if x.suspect}
     if suspects != set(s.tasks.suspects):
         yield f"suspect are {sorted(suspects)}, indexed {sorted(s.tasks.suspects)}"
 

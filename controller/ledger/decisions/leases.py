@@ -133,9 +133,15 @@ def _takes_suspects(state: State, worker: Worker) -> bool:
     """The first worker by name that has weights takes them. Nothing that changes with every step
     may decide it: a worker that is excused in between would get other tasks, and never run empty.
     """
-    loaded = (w for w in state.fleet.at_work() if state.run.recorded or w.loaded_version >= 0)
-    able = filter(state.fleet.seated, loaded)
-    return min(able, key=lambda w: w.worker_id, default=None) is worker
+
+    def able(other: Worker) -> bool:
+        loaded = state.run.recorded or other.loaded_version >= 0
+        return loaded and state.fleet.may_lease(other) and state.fleet.seated(other)
+
+    # Of a large fleet nearly every request ends this at the first worker that it looks at.
+    living = state.fleet.living(Role.ROLLOUT)
+    before = (w for w in living if w.worker_id < worker.worker_id)
+    return able(worker) and not any(map(able, before))
 
 
 def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:

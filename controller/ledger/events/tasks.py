@@ -188,6 +188,7 @@ class EvalTaskDone(Event):
         task = s.tasks.records[self.task_id]
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
         s.evals.rounds[task.eval_step].score(task.ordinal, self.row, self.version)
+        s.tasks.move(task, None)
         s.tasks.forget(task, VerdictCode.DUPLICATE)
 
 

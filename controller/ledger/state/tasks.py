@@ -35,6 +35,7 @@ class TaskState(StrEnum):
     # dropped, and trained under a checkpoint: not in memory any more
 
 
+UNFINISHED = (TaskState.PENDING, TaskState.LEASED)
 TRANSITIONS: dict[TaskState | None, frozenset[TaskState | None]] = {
     None: frozenset({TaskState.LEASED, TaskState.PENDING}),
     TaskState.PENDING: frozenset({TaskState.LEASED, None}),
@@ -155,12 +156,14 @@ class TaskBook:
     """Newest attempt of each task that left the memory, and the verdict on a repeat of it."""
     unfinished: list[Unfinished] = field(default_factory=list)  # An extended run does them first
     suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)
-    """Suspect tasks in ``records``."""
+    """Suspect tasks that wait or are worked at. Each makes requests for tasks dearer, and a record
+    stays until a checkpoint covers it."""
     moment: Moment | None = field(default=None, init=False, repr=False, metadata=TRANSIENT)
     """Moment of ``records``, while a snapshot of it is being written."""
 
     def __post_init__(self) -> None:
-        self.suspects = {x.task_id: None for x in self.records.values() if x.suspect}
+        unfinished = (x for x in self.records.values() if x.state in UNFINISHED)
+        self.suspects = {x.task_id: None for x in unfinished if x.suspect}
 
     @property
     def position(self) -> int:
@@ -219,7 +222,6 @@ class TaskBook:
     def forget(self, task: Task, verdict: VerdictCode) -> None:
         """Takes a finished task out of memory; ``verdict``: on a repeated submission of it."""
         del self.records[task.task_id]
-        self.suspects.pop(task.task_id, None)
         self.outcomes[task.task_id] = (task.attempt, verdict)
         if len(self.outcomes) > _OUTCOMES_KEPT:
             del self.outcomes[next(iter(self.outcomes))]
@@ -234,6 +236,10 @@ class TaskBook:
         if self.moment is not None:
             self.moment.keep(task)
         before, task.state = task.state, to
+        if to not in UNFINISHED:
+            self.suspects.pop(task.task_id, None)
+        elif task.suspect:
+            self.suspects[task.task_id] = None
         if task.kind is Kind.EVAL:
             return
         assert to in TRANSITIONS[before], f"{task.task_id}: {before} to {to}"

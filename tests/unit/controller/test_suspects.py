@@ -7,6 +7,7 @@ import pytest
 
 from controller.ledger import Ledger, views
 from controller.ledger import decisions as cmd
+from controller.ledger.state.fleet import Fleet, Worker
 from controller.ledger.state.tasks import SUSPECT_DEATHS
 from testbed.simulator.cluster import Shape
 from testbed.simulator.world import World
@@ -69,6 +70,26 @@ def test_a_worker_that_holds_something_runs_empty_for_a_suspect(run: Driven) -> 
     assert run.lease("r0", 1).empty_reason == "isolated"
     run.submit("r0", busy[1])
     assert ids(run.lease("r0", 4)) == lost[:1]
+
+
+def test_a_suspect_that_has_finished_makes_no_request_dearer(run: Driven) -> None:
+    """Its record stays until a checkpoint covers it, which may be hours."""
+    make_suspects(run, 1)
+    lease = run.lease("r0", 1).leases[0]
+    assert list(run.state.tasks.suspects) == [lease.task_id]
+    run.submit("r0", lease)
+    assert lease.task_id in run.state.tasks.records and not run.state.tasks.suspects
+
+
+def test_a_request_beside_a_suspect_does_not_look_at_the_whole_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Driven.fleet("p0", *(f"r{n}" for n in range(50)), max_staleness=4)
+    make_suspects(run, 1)
+    looked_at: list[Worker] = []
+    monkeypatch.setattr(Fleet, "seated", lambda _, worker: looked_at.append(worker) or True)
+    assert ids(run.lease("r49", 1)) == ["t1"]
+    assert len(looked_at) < 5
 
 
 def test_the_guilty_one_is_found_and_the_innocent_are_trained(run: Driven) -> None:
