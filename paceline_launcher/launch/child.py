@@ -58,7 +58,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None  # None: it was taken over
     log_offset: int = 0  # bytes of the log file before the start
     began: float = field(default_factory=time.monotonic)  # or when it was taken over
-    worked: float | None = None  # when its worker was first seen ready for work
+    worked: bool = False  # the ledger has seen its worker at work
     signalled: bool = False
 
     @classmethod

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from paceline.observe.run_watcher import leader_status
 from paceline.providers.base import AT_WORK
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
+from paceline.v1.common_pb2 import ROLE_ROLLOUT
 from paceline.worker_pools import POLICY, in_order, pool_of_worker, worker_index
 from paceline_launcher.launch.child import (
     CONTROLLER,
@@ -34,7 +35,7 @@ from paceline_launcher.launch.child import (
     end_all,
 )
 from paceline_launcher.launch.fault_reports import FaultReports
-from paceline_launcher.launch.fleet_process import FleetProcess, State
+from paceline_launcher.launch.fleet_process import FleetProcess, State, is_leaving
 from paceline_launcher.launch.node_workers import (
     RANK,
     MeetingPoint,
@@ -47,7 +48,7 @@ from paceline_launcher.launch.node_workers import (
     replica_of,
 )
 from paceline_launcher.launch.passing import Passing
-from paceline_launcher.launch.restarts import RestartPolicy
+from paceline_launcher.launch.restarts import CALM_S, RestartPolicy
 from paceline_launcher.node_placement import shown
 
 POLL_S = 0.5
@@ -55,6 +56,7 @@ ASK_LIMIT_S = 2.0
 FAREWELL_LIMIT_S = 2.0
 """Time to report to a controller how the workers of a stopping run have ended."""
 GONE = ("stopped", "dead")
+USEFUL = ("running", "spare")
 
 
 @dataclass(eq=False)
@@ -81,6 +83,8 @@ class Fleet:
         """This node leaves the run, which goes on: nothing is started any more here."""
         self.killed = False
         """Controllers were killed as well, so that nothing can be reported any more."""
+        self.at_work: dict[tuple[str, int], float] = {}
+        """Since when each worker (name, process id) has been seen at work without a break."""
         self.finished = False  # the run is over: a worker that exits with status 0 is done
         self.redis_url = ""
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -124,9 +128,7 @@ class Fleet:
 
     async def reconcile(self, status: admin_pb2.StatusReply) -> None:
         """Starts and drains this node's workers until they are the wanted ones."""
-        for worker in status.workers:
-            if process := self.processes.get(worker.worker_id):
-                process.note(worker)
+        self._note(status.workers)
         if self.ending.is_set() or self.going or status.phase not in AT_WORK:
             return
         for pool in in_order(status.desired):
@@ -140,6 +142,33 @@ class Fleet:
                 await self.processes[name].drain()
             if pool == POLICY:
                 self._reconcile_ranks(status, wanted)
+
+    def _note(self, workers: Iterable[admin_pb2.WorkerStatus]) -> None:
+        """Takes in which workers leave and which are at work: on this node and on others."""
+        before, now = self.at_work, time.monotonic()
+        self.at_work = {}
+        for worker in workers:
+            process = self.processes.get(worker.worker_id)
+            if process is not None and is_leaving(worker):
+                process.note_leaving(worker.pid)
+            waits = worker.role == ROLE_ROLLOUT and worker.version < 0 and not self.config.recorded
+            if worker.state not in USEFUL or waits:
+                continue
+            key = worker.worker_id, worker.pid
+            self.at_work[key] = before.get(key, now)
+            if process is not None and process.child and process.child.pid == worker.pid:
+                process.child.worked = True
+
+    def spares(self, process: FleetProcess) -> bool:
+        """True if another of its kind has done well for a while: the run goes on without it."""
+        now = time.monotonic()
+        if process.role == CONTROLLER:
+            # A stranger may have its port.
+            here = [p for p in self.processes.values() if p.state is State.RUNNING and p.child]
+            began = [p.child.identity.started for p in here if p.child and p.role == CONTROLLER]
+            return any(time.time() - at > CALM_S for at in began)
+        calm = (name for (name, _), since in self.at_work.items() if now - since > CALM_S)
+        return any(pool_of_worker(n) == process.role and n != process.name for n in calm)
 
     def _reconcile_ranks(self, status: admin_pb2.StatusReply, replicas: Collection[str]) -> None:
         """Starts the ranks of wanted replicas, and ends those whose replica is gone or

@@ -29,11 +29,10 @@ from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2
-from paceline.worker_pools import ROLLOUT
 from paceline_launcher.launch.child import CONTROLLER, UNSEEN, Child, ChildSpec, how_ended
 from paceline_launcher.launch.node_workers import RANK, replica_of
 from paceline_launcher.launch.passing import check_room, is_set_within
-from paceline_launcher.launch.restarts import BAD_INPUT, CALM_S, GiveUp
+from paceline_launcher.launch.restarts import BAD_INPUT, GiveUp
 
 if TYPE_CHECKING:
     from paceline_launcher.launch.fleet import Fleet
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 REPORT_LIMIT_S = 10.0
 WHY_LIMIT_S = 5.0  # time for a controller to answer why a worker has ended by itself
 POLL_S = 0.5
+IDS_KEPT = 50
 
 
 class State(Enum):
@@ -99,25 +99,13 @@ class FleetProcess:
             self._fleet.restarts.stands(self.name)
         self.task = asyncio.create_task(self._tend(spec, first), name=f"tend {self.name}")
 
-    def note(self, worker: admin_pb2.WorkerStatus) -> None:
-        """Takes in what the ledger says of a worker: this one, or an earlier one of its name."""
-        if is_leaving(worker):
-            self.note_leaving(worker.pid)
-        child, recorded = self.child, self._fleet.config.recorded
-        if child is None or child.pid != worker.pid or child.worked is not None:
-            return
-        has_weights = self.role != ROLLOUT or worker.version >= 0 or recorded
-        if has_weights and worker.state not in ("starting", *GONE_OR_LEAVING):
-            child.worked = time.monotonic()
-
-    def calm(self, now: float) -> bool:
-        """True if it runs and has been of use for a while."""
+    def lived_s(self, now: float) -> float:
+        """Seconds since its process began. A worker that has never been at work has not lived: it
+        may need minutes to load before it fails in the same way each time."""
         child = self.child
-        if child is None or self.state is not State.RUNNING:
-            return False
-        if self.role == CONTROLLER:
-            return time.time() - child.identity.started > CALM_S
-        return child.worked is not None and now - child.worked > CALM_S
+        if child is None or not (child.worked or self.role in (CONTROLLER, RANK)):
+            return 0.0
+        return now - child.began
 
     def note_leaving(self, pid: int) -> None:
         """The ledger says that process ``pid`` leaves; it may be an earlier one of this name."""
@@ -155,6 +143,7 @@ class FleetProcess:
                 self.move(State.RUNNING)
                 if child.identity not in record.ids:
                     record.ids.append(child.identity)
+                    del record.ids[:-IDS_KEPT]
                 fleet.mark(record, "running")
                 if fleet.ending.is_set():
                     child.kill()
@@ -235,16 +224,13 @@ class FleetProcess:
     async def _waits_for_restart(self, child: Child, code: int, record: ProcessRecord) -> bool:
         """True once it is time for a restart; False if there is none."""
         fleet, now = self._fleet, time.monotonic()
-        # A rank ends with 1 as soon as another one has ended. Failures of the replica are counted
+        # A rank ends with 1 as soon as another one has ended: failures of the replica are counted
         # at rank 0.
         counted = -signal.SIGKILL if self.role == RANK and code == 1 else code
         how = how_ended(code)
-        # A stranger may have its port, or its device is broken. Two that fail in turn do not spare
-        # each other.
-        spare = any(p.role == self.role and p.calm(now) for p in fleet.processes.values())
-        # A worker may need minutes to load its model before it fails in the same way each time.
-        began = child.began if self.role in (CONTROLLER, RANK) else child.worked
-        lived_s = 0.0 if began is None else now - began
+        # That a rank follows its rank 0 says nothing of it.
+        spare = (self.role == RANK and code == 1) or fleet.spares(self)
+        lived_s = self.lived_s(now)
         try:
             delay_s = fleet.restarts.delay_s(self.name, counted, lived_s, now, spare=spare)
         except GiveUp as why:

@@ -5,9 +5,10 @@
   may change back.
 - A process that ends for the first time restarts at once. Each further time it waits longer, up to
   a limit that is short if it was killed from outside.
-- A process that keeps failing before or right after it is ready for work, or too often in the
-  window, ends the run, if no other of its role works. An engine that dies while it generates gets
-  twice the attempts: the prompt that kills it is dropped.
+- A process that keeps failing before it is at work or right after its start, or too often in the
+  window, ends the run. An engine that dies while it generates gets twice the attempts: the prompt
+  that kills it is dropped.
+- No failure counts as long as another process of its kind does well.
 - A process that met what can pass is started again however often.
 """
 
@@ -21,8 +22,8 @@ FIRST_DELAY_S = 0.5
 LAST_DELAY_S = 15.0
 LAST_DELAY_KILLED_S = 2.0
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-CALM_S = 60.0  # a process that was ready for so long starts again without delay
-QUICK_FAILURES = 5  # this many failures in a row, each within CALM_S of being ready, end the run
+CALM_S = 60.0  # a process that lived this long starts again without delay
+QUICK_FAILURES = 5  # this many failures in a row, each within CALM_S, end the run
 
 BAD_INPUT = 2
 
@@ -48,8 +49,8 @@ class RestartPolicy:
         self, name: str, exit_code: int, lived_s: float, now: float, *, spare: bool = False
     ) -> float:
         """Time until process ``name``, which ended with ``exit_code`` (negative: a signal), starts
-        again. ``lived_s``: how long it was ready for work. ``spare``: the run goes on without it,
-        however often it fails. Raises GiveUp."""
+        again. ``lived_s``: how long it lived, 0 if it was never at work. ``spare``: the run goes on
+        without it, however often it fails. Raises GiveUp."""
         if exit_code == BAD_INPUT and name not in self._stood:
             raise GiveUp("was given bad input")
         self._stood.add(name)
@@ -58,18 +59,21 @@ class RestartPolicy:
         ends.append(now)
         while ends[0] < now - WINDOW_S:
             ends.popleft()
-        if len(ends) > self._max_restarts and not (spare or passes):
+        if spare:
+            # Nor are these failures held against it once the others have gone.
+            ends.clear()
+        if len(ends) > self._max_restarts and not passes:
             raise GiveUp(
                 f"ended {len(ends)} times within ten minutes (fleet.max_restarts = "
                 f"{self._max_restarts})"
             )
         self._quick[name] = self._quick[name] + 1 if lived_s < CALM_S else 1
         # A signal is no sign of a faulty set-up; repeated failures of its own are.
-        failed = exit_code > 0 and lived_s < CALM_S and not passes
+        failed = exit_code > 0 and lived_s < CALM_S and not (spare or passes)
         self._failed[name] = self._failed[name] + 1 if failed else 0
         limit = 2 * QUICK_FAILURES if exit_code == ENGINE_LOST else QUICK_FAILURES
-        if self._failed[name] >= limit and not spare:
-            raise GiveUp(f"failed {limit} times in a row, each before it worked for {CALM_S:g} s")
+        if self._failed[name] >= limit:
+            raise GiveUp(f"failed {limit} times in a row, each before or soon after it was at work")
         again = self._quick[name] - 1
         longest = LAST_DELAY_KILLED_S if exit_code in (*KILLED, ENGINE_LOST) else LAST_DELAY_S
         return 0.0 if again == 0 else min(FIRST_DELAY_S * 2 ** (again - 1), longest)

@@ -246,8 +246,8 @@ class FleetConfig(Section):
     ] = 3
     """Failed attempts after which a task is quarantined."""
     max_restarts: Positive = 20
-    """Restarts of one process within ten minutes after which the run is declared failed, if no
-    other process of its role works."""
+    """Restarts of one process within ten minutes after which the run is declared failed. Five that
+    fail at the start do, too. None counts as long as another process of its kind does well."""
 
     host_faults: NonNegative = 3
     """Faults of its workers after which a host gets no new work (`paceline hosts`). 0: never."""

@@ -24,7 +24,9 @@ from paceline.observe.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.redis.server import RedisEndpoint
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import admin_pb2
-from paceline_launcher.launch import fleet_process, passing, restarts, run, watch
+from paceline.v1.common_pb2 import ROLE_ROLLOUT
+from paceline_launcher.launch import fleet as launched
+from paceline_launcher.launch import passing, restarts, run, watch
 from paceline_launcher.launch.child import Child, ChildSpec, end_all
 from paceline_launcher.launch.fleet import Fleet
 from paceline_launcher.launch.fleet_process import State
@@ -152,7 +154,7 @@ async def test_bad_input_of_a_worker_ends_the_run_with_its_last_line(tmp_path: P
 async def test_a_controller_that_fails_beside_a_living_one_is_never_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_process, "CALM_S", -1.0)
+    monkeypatch.setattr(launched, "CALM_S", -1.0)
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.001)
     # The first one holds what both need.
     takes = f"import os, sys, time\ntry: os.mkdir({str(tmp_path / 'port')!r})\n"
@@ -171,8 +173,7 @@ async def test_a_worker_that_dies_before_it_is_ready_is_given_up_however_long_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine of a large model needs minutes to start, and is then refused at each first sync."""
-    for module in (fleet_process, restarts):
-        monkeypatch.setattr(module, "CALM_S", 0.01)
+    monkeypatch.setattr(restarts, "CALM_S", 0.01)
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.001)
     loads = "import sys, time; time.sleep(0.1); print('no room for the KV cache'); sys.exit(1)"
     async with fleet_of(tmp_path, settings(), started=False, rollout=loads) as (fleet, _):
@@ -183,7 +184,9 @@ async def test_a_worker_that_dies_before_it_is_ready_is_given_up_however_long_it
             while True:
                 status = desired(policy=1, rollout=1)
                 for name, pid in worker_pids(fleet).items():
-                    status.workers.add(worker_id=name, state="running", pid=pid, version=-1)
+                    status.workers.add(
+                        worker_id=name, role=ROLE_ROLLOUT, state="running", pid=pid, version=-1
+                    )
                 await fleet.reconcile(status)
                 await asyncio.sleep(0.005)
 
@@ -197,7 +200,7 @@ async def test_a_worker_that_fails_beside_one_that_works_is_never_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One broken device is no reason to end the run of all others."""
-    monkeypatch.setattr(fleet_process, "CALM_S", -1.0)
+    monkeypatch.setattr(launched, "CALM_S", -1.0)
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.001)
     works = tmp_path / "works"
     works.mkdir()
