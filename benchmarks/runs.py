@@ -350,7 +350,9 @@ class Results:
 
 
 def write(out: Path, result: Mapping[str, Any]) -> None:
-    """Writes a result file."""
+    """Writes a result file, whole or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n")
+    new = out.with_suffix(".new")
+    new.write_text(json.dumps(result, indent=2) + "\n")
+    new.replace(out)
     print(f"written to {out}", flush=True)
