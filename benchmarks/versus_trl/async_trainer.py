@@ -43,7 +43,10 @@ def exact(completion_ids: list[list[int]], wanted: list[list[int]], **_: Any) ->
 
 
 def main() -> None:
-    args = set_up(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lag", type=int, default=2, help="max_staleness")
+    parser.add_argument("--queue", type=int, default=1024, help="samples that wait for the trainer")
+    args = set_up(parser)
     from paceline.cuda_extensions import hide_cuda_extensions
 
     hide_cuda_extensions()
@@ -208,7 +211,8 @@ def train(args: argparse.Namespace, url: str, scratch: Path) -> dict[str, Any]:
         learning_rate=args.lr,
         lr_scheduler_type="constant",
         max_grad_norm=1.0,
-        max_staleness=2,
+        max_staleness=args.lag,
+        queue_maxsize=args.queue,
         weight_sync_steps=1,
         gradient_checkpointing=False,
         logging_strategy="no",
