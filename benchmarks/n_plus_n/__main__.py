@@ -69,10 +69,9 @@ def main() -> None:
         # In turns, so that a slow minute of the machine does not fall on one side only.
         for seed in args.seeds:
             for name in args.systems:
-                row = ways[name](size, model, scorer, seed, args.steps)
-                results.add(
-                    {"size": size, "system": name, "seed": seed, "steps": args.steps, **row}
-                )
+                about = {"size": size, "system": name, "seed": seed, "steps": args.steps}
+                about["machine"] = runs.machine()
+                results.add(about | ways[name](size, model, scorer, seed, args.steps))
 
 
 def reward_model(size: str) -> Path:

@@ -47,8 +47,10 @@ def problem(command: str) -> str:
         return f"{done.output}{missing}" if done.exit_code or missing else ""
     assert (program, words[0]) == ("python", "-m"), command
     module = ROOT / words[1].replace(".", "/")
-    there = module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()
-    return "" if there else f"no module {words[1]}"
+    files = [file for file in (module.with_suffix(".py"), module / "__main__.py") if file.is_file()]
+    source = "".join(file.read_text() for file in files)
+    unknown = [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in source]
+    return f"no option {unknown}" if files and unknown else "" if files else f"no {words[1]}"
 
 
 @pytest.mark.parametrize("row", [*OTHERS, *OURS], ids=lambda row: row[0][:40])
