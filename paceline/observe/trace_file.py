@@ -24,7 +24,7 @@ class TraceWriter:
         self._start = 0.0
         self._roles: Mapping[str, str] = {}
         self._numbers: dict[tuple[str, ...], int] = {}  # By lane, or by lane and row
-        opened: Any = gzip.open if path.suffix == ".gz" else open
+        opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
         self._file = opened(self._fresh, "wt", encoding="utf-8")
 
     def __enter__(self) -> "TraceWriter":
@@ -32,12 +32,13 @@ class TraceWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._file.write(f'\n],"otherData":{{"start_unix_s":{self._start}}}}}\n')
-        self._file.close()
-        if kind is None:
-            self._fresh.replace(self._path)
-        else:
-            self._fresh.unlink()
+        try:
+            with self._file:
+                self._file.write(f'\n],"otherData":{{"start_unix_s":{self._start}}}}}\n')
+            if kind is None:
+                self._fresh.replace(self._path)
+        finally:
+            self._fresh.unlink(missing_ok=True)
 
     def begin(self, start: float, roles: Mapping[str, str]) -> None:
         """Nothing before ``start`` (Unix seconds) is written, and slices that go on then are cut.

@@ -51,6 +51,10 @@ def timeline(
     from paceline.observe.timeline import Timeline
     from paceline.observe.trace_file import TraceWriter
 
+    if str(out) == "-" or (out.exists() and not out.is_file()):
+        raise BadInput(f"--out: {out} is no file: give the name of one, such as trace.json")
+    if not out.parent.is_dir():
+        raise BadInput(f"--out: {out}: there is no directory {out.parent}")
     if last and since:
         raise BadInput("give either --last SECONDS or --since TIME")
     run = given_or_default(run)
@@ -70,15 +74,19 @@ def timeline(
             raise BadInput(f"{run} has no events yet: has the run started?")
         for item in folded.open():
             writer.write(item)
+        if begin and not writer.counts:
+            end = f"its last event was at {_local(folded.t)}"
+            raise BadInput(f"{run} has nothing from {_local(begin)} on: {end}")
     counts = writer.counts
     told = [plural(counts[kind], noun) for kind, noun in (("X", "slice"), ("s", "flow"))]
     typer.echo(f"{out}: {', '.join(told)}, {plural(counts['i'], 'mark')}")
-    at = (
-        f"begin at {datetime.fromtimestamp(known):%F %T}"
-        if known
-        else "are not there: it cannot be read"
-    )
-    typer.echo(f"groups and waits of the journal {at}; before, steps, processes and faults")
+    if known is None or begin < known:
+        at = f"begin at {_local(known)}" if known else "are not there: it cannot be read"
+        typer.echo(f"groups and waits of the journal {at}; before, steps, processes and faults")
+
+
+def _local(t: float) -> str:
+    return f"{datetime.fromtimestamp(t):%F %T}"
 
 
 def _unix(text: str) -> float:

@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from controller.ledger import events as ev
 from controller.ledger.specs import StatValue
+from paceline.errors import BadInput
 from paceline.observe.projection import Projection
 from paceline.observe.run_files import RunFileWriter
 from paceline.observe.swim_lanes import SwimLanes
 from paceline.observe.timeline import MOST_DOWN, Flow, Item, Mark, Slice, Timeline
 from paceline.observe.trace_file import TraceWriter
 from paceline_launcher.cli import app
+from paceline_launcher.cli import timeline as timeline_command
 from tests.fixtures.ledgers import Driven
 from tests.unit.rest.test_recorded_journals import JOURNALS, entries_of
 
@@ -338,6 +340,55 @@ def test_the_last_seconds_of_a_run_are_cut_out_and_compressed(tmp_path):
     trace = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
     check(trace)
     assert 0 < max(event.get("ts", 0) for event in trace) <= 20e6
+
+
+def test_a_suffix_in_capitals_is_compressed_too(tmp_path):
+    with TraceWriter(tmp_path / "trace.JSON.GZ"):
+        pass
+    assert json.loads(gzip.decompress((tmp_path / "trace.JSON.GZ").read_bytes()))
+
+
+def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
+    with pytest.raises(IsADirectoryError), TraceWriter(tmp_path):
+        pass
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}.*"))
+    with (
+        Path("/dev/full").open("w") as full,
+        pytest.raises(OSError, match="No space left"),
+        TraceWriter(tmp_path / "trace.json") as writer,
+    ):
+        monkeypatch.setattr(writer, "_file", full)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_begin_of_the_journal_is_said_only_if_it_is_in_the_window(tmp_path, monkeypatch):
+    run, out = run_files(tmp_path / "run"), tmp_path / "trace.json"
+    first, feed = entries_of(sorted(JOURNALS)[0])[0].t, timeline_command._feed
+    monkeypatch.setattr(timeline_command, "_feed", lambda run, take: feed(run, take) or first)
+    assert "groups and waits of the journal begin at 20" in command(run, "--out", out).stdout
+    assert "groups and waits" not in command(run, "--out", out, "--last", 5).stdout
+
+
+def test_a_window_without_events_is_refused_with_the_time_of_the_last_one(tmp_path):
+    run, out = run_files(tmp_path / "run"), tmp_path / "trace.json"
+    done = command(run, "--out", out, "--since", "2100-01-01")
+    assert isinstance(done.exception, BadInput) and not out.exists()
+    assert "nothing from 2100-01-01 00:00:00 on: its last event was at 20" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("-", "--out: - is no file"),
+        (".", "--out: . is no file"),
+        ("/dev/null", "--out: /dev/null is no file"),
+        ("nodir/t.json", "--out: nodir/t.json: there is no directory nodir"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(out, said, monkeypatch):
+    monkeypatch.setattr(timeline_command, "given_or_default", None)
+    done = command("--out", out)
+    assert isinstance(done.exception, BadInput) and said in str(done.exception)
 
 
 @pytest.mark.parametrize(
