@@ -20,6 +20,7 @@ from paceline_launcher.cli.common import write_new
 Table = dict[str, Any]
 COSMOS_RL = Path(__file__).with_name("cosmos_rl.toml")
 POLICY = "train.train_policy"
+REWARDS = f"{POLICY}.reward_function"
 UNKNOWN = "no setting of Cosmos-RL that is known here"
 
 
@@ -43,7 +44,7 @@ def cosmos_rl(source: Path, *, out: Path | None = None, force: bool = False) -> 
         raise BadInput(f"{source}: {error.strerror}. Give a TOML file of Cosmos-RL") from None
     except ValueError as error:
         raise BadInput(f"{source}: {error}") from None
-    head = f"# From {source.name}, a configuration of Cosmos-RL. Not taken over:"
+    head = f"# From {source.name}, a configuration of Cosmos-RL. Not taken over as they are:"
     settings = {name: ours[name] for name in Config.model_fields if name in ours}
     text = "\n".join([head, *sorted(left), "", tomli_w.dumps(settings)])
     if out is None:
@@ -62,11 +63,12 @@ def converted(theirs: Mapping[str, Any], name: str) -> tuple[Table, list[str]]:
     kind = given["kind"] = _kind(theirs)
     ours: Table = {"run": {"name": re.sub(r"[^\w.-]+", "-", name)}}
     left: list[str] = []
-    came: dict[str, str] = {}
+    came = {entry["to"]: their for their, entry in settings.items() if "to" in entry}
+    came["reward.functions"] = REWARDS
 
     def leave(name: str, why: str) -> None:
         if name in given:  # not a default
-            left.append(f"#   {name} = {json.dumps(given[name], default=str)}: {why}")
+            left.append(f"#   {_shown(name, given[name])}: {why}")
 
     for theirs_name, entry in settings.items():
         value = given.get(theirs_name, entry.get("default"))
@@ -83,14 +85,13 @@ def converted(theirs: Mapping[str, Any], name: str) -> tuple[Table, list[str]]:
         elif to := entry.get("to"):
             written = (our for their, our in entry.get("as", ()) if their == value)
             _put(ours, to, next(written, value))
-            came[to] = theirs_name
     if "train.max_num_steps" in given:
         leave("train.epoch", "the run ends after train.max_num_steps")
     for entry in table["also"]:
         if given.get(entry["theirs"]) == entry["is"]:
             for to, value in entry["ours"].items():
                 _put(ours, to, value)
-    _put_sizes(ours, given)
+    _put_sizes(ours, given, left)
     if kind == "grpo":
         _put_rewards(ours, given, table["rewards"], left)
     reasons = [(pattern, why) for why, names in table["without"].items() for pattern in names]
@@ -101,7 +102,8 @@ def converted(theirs: Mapping[str, Any], name: str) -> tuple[Table, list[str]]:
     except ValidationError as error:
         setting = ".".join(map(str, error.errors()[0]["loc"]))
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{came.get(setting, setting)}: {message}") from None
+        named = next((came[to] for to in came if f"{setting}.".startswith(f"{to}.")), setting)
+        raise ValueError(f"{named}: {message}") from None
     return ours, left
 
 
@@ -109,59 +111,76 @@ def _kind(theirs: Mapping[str, Any]) -> str:
     for name in ("train.non_text", "policy.is_diffusers", "vla"):
         if _at(theirs, name):
             raise ValueError(f"{name}: only language models are trained here, on text")
-    if not _at(theirs, POLICY) or not _at(theirs, "policy.model_name_or_path"):
-        raise ValueError(f"no [{POLICY}] with policy.model_name_or_path, which Cosmos-RL needs")
+    if not isinstance(_at(theirs, POLICY), Mapping):
+        raise ValueError(f"no [{POLICY}], which Cosmos-RL needs")
     kind = _at(theirs, f"{POLICY}.type")
     if kind not in ("grpo", "sft"):
-        raise ValueError(f"{POLICY}.type = {json.dumps(kind)}: only grpo and sft are imported")
+        raise ValueError(f"{_shown(f'{POLICY}.type', kind)}: only grpo and sft are imported")
+    for name in ("policy.model_name_or_path", f"{POLICY}.dataset.name"):
+        if not _at(theirs, name):
+            raise ValueError(f"{name} is not given: a run needs it")
     return "distill" if _at(theirs, "distillation.enable") else str(kind)
 
 
-def _put_sizes(ours: Table, given: Table) -> None:
+def _put_sizes(ours: Table, given: Table, left: list[str]) -> None:
     """Sizes that several of theirs give: of a replica, of a step, of the run."""
 
     def size(name: str, default: int) -> int:
         value = given.get(name, default)
         if value == -1:  # GPUs that the others leave; their launcher counts none
+            left.append(f"#   {name} = -1: 1 is taken, as GPUs are not counted here")
             return 1
         if type(value) is not int or value < 1:
-            raise ValueError(f"{name} = {json.dumps(value)}: give a whole number of 1 or more")
+            raise ValueError(f"{_shown(name, value)}: give a whole number of 1 or more")
         return value
 
     parts = {"tp": 2, "cp": 1, "pp": 1, "dp_shard": 1, "dp_replicate": 1}
     sizes = {name: size(f"policy.parallelism.{name}_size", n) for name, n in parts.items()}
+    replicas = size("policy.parallelism.n_init_replicas", 1)
     fleet, train = ours["fleet"], ours["train"]
     fleet["policy_ranks"] = math.prod(sizes.values())
-    replicas = size("policy.parallelism.n_init_replicas", 1)
     batch = size("train.train_batch_per_replica", 8) * replicas
     if given["kind"] == "sft":  # each data-parallel rank reads a batch of rows
         batch *= sizes["dp_shard"] * sizes["dp_replicate"]
         train["groups_per_step"] = batch
     else:
-        train["groups_per_step"] = math.ceil(batch / size("rollout.n_generation", 16))
+        group = size("rollout.n_generation", 16)
+        train["groups_per_step"] = math.ceil(batch / group)
+        if batch % group:
+            why = f"{batch} samples are no whole number of groups of {group}: rounded up"
+            left.append(f"#   train.train_batch_per_replica: {why}")
     if fleet.get("sharing") == "turns":
         fleet["rollout"] = replicas
         ours["rollout"]["tensor_parallel"] = fleet["policy_ranks"]
     warmup = given.get("train.optm_warmup_steps", 20)
+    if type(warmup) not in (int, float):
+        raise ValueError(f"{_shown('train.optm_warmup_steps', warmup)}: give a number")
     share = isinstance(warmup, float) and warmup <= 1
     if "train.max_num_steps" in given:
         steps = size("train.max_num_steps", 1)
         train["optimizer"]["warmup_steps"] = min(int(warmup * steps) if share else warmup, steps)
-        del train["epochs"]
+        train.pop("epochs", None)
     elif share:
         why = "a share of steps that only the data tells: give a number of steps"
         raise ValueError(f"train.optm_warmup_steps = {warmup}: {why}")
 
 
 def _put_rewards(ours: Table, given: Table, known: Mapping[str, str], left: list[str]) -> None:
-    found = given.get(f"{POLICY}.reward_function", "single_choice")
-    if not isinstance(found, Mapping):
-        found = dict.fromkeys([found] if isinstance(found, str) else found, 1.0)
+    found = given.get(REWARDS, "single_choice")
+    found = [found] if isinstance(found, str) else found
+    if not isinstance(found, list | Mapping) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{_shown(REWARDS, found)}: give a name, a list or a table of weights")
+    if isinstance(found, list):
+        found = dict.fromkeys(found, 1.0)
     for name in found.keys() - known.keys():
         why = f"yours to write, as {name} in rewards.py (docs/rewards.md)"
-        left.append(f"#   {POLICY}.reward_function {name}: {why}")
+        left.append(f"#   {REWARDS} {name}: {why}")
     functions = {known.get(name, f"rewards:{name}"): weight for name, weight in found.items()}
     ours["reward"] = ours.get("reward", {}) | {"functions": functions}
+
+
+def _shown(name: str, value: Any) -> str:
+    return f"{name} = {json.dumps(value, default=str)}"
 
 
 def _flat(

@@ -12,7 +12,7 @@ from paceline.config.schema import SETTINGS
 from paceline.config.sections.scorers import ScorerConfig
 from paceline.errors import BadInput
 from paceline_launcher.cli import app
-from paceline_launcher.cli.imports import COSMOS_RL, UNKNOWN
+from paceline_launcher.cli.imports import COSMOS_RL, REWARDS, UNKNOWN
 
 TABLE = tomllib.loads(COSMOS_RL.read_text())
 GRPO = """
@@ -200,7 +200,7 @@ def test_a_teacher_is_a_scorer_and_devices_are_shared_in_turns(imported):
         (
             SFT,
             {
-                *("policy.parallelism.tp_size", "policy.lora.use_rslora", "train.epoch"),
+                *("policy.lora.use_rslora", "train.epoch"),
                 *("train.train_policy.mini_batch", "train.model_dtype"),
             },
         ),
@@ -213,6 +213,39 @@ def test_each_line_without_counterpart_is_named_with_its_reason(imported, text, 
     assert all(len(line.partition(": ")[2]) > 4 for line in head)
 
 
+@pytest.mark.parametrize(
+    ("text", "old", "new", "line"),
+    [
+        (
+            SFT,
+            "mini_batch",
+            'reward_function = "gsm8k"\nmini_batch',
+            f'{REWARDS} = "gsm8k": a run of',
+        ),
+        (
+            f'{GRPO}[distillation]\nenable = true\nmodel_name_or_path = "big"\n',
+            *('variant = "dapo"', "", f'{REWARDS} = {{"boxed_math": 0.9'),
+        ),
+        (
+            *(GRPO, "dp_shard_size = 4", "dp_shard_size = -1"),
+            "policy.parallelism.dp_shard_size = -1: 1 is taken",
+        ),
+        (
+            *(GRPO, "per_replica = 512", "per_replica = 50"),
+            "train.train_batch_per_replica: 100 samples are no whole number of groups of 16",
+        ),
+        (
+            *(GRPO, "enable_checkpoint = true", "enable_checkpoint = false"),
+            "train.ckpt.enable_checkpoint = false: checkpoints are always written",
+        ),
+    ],
+    ids=["rewards-sft", "rewards-distill", "other-gpus", "rounded", "checkpoints"],
+)
+def test_what_is_taken_in_another_way_is_named(imported, text, old, new, line):
+    assert text.count(old) == 1
+    assert f"\n#   {line}" in imported(text.replace(old, new))[1]
+
+
 def test_a_filter_that_would_be_another_one_is_named(imported):
     given = GRPO.replace('type = "grpo"', 'type = "grpo"\nfilter_reward_metric = ["acc"]')
     assert "train.train_policy.filter_reward_metric = " in imported(given)[1].split("\n\n")[0]
@@ -223,6 +256,16 @@ def test_a_filter_that_would_be_another_one_is_named(imported):
     [
         ("[policy]", "[policy", "Expected"),
         ("[train.train_policy]", "[train.other]", "no [train.train_policy]"),
+        ("[train.train_policy]", "train_policy = 3\n[train.other]", "no [train.train_policy]"),
+        ('dataset.name = "openai/gsm8k"', "", "train.train_policy.dataset.name is not given"),
+        ("{ boxed_math = 0.9, gsm8k = 0.1 }", "5", f"{REWARDS} = 5: give a name"),
+        ("{ boxed_math = 0.9, gsm8k = 0.1 }", "[5]", f"{REWARDS} = [5]: give a name"),
+        ("boxed_math = 0.9", 'boxed_math = "x"', f"{REWARDS}: the weight of math_verify"),
+        (
+            "epoch = 15",
+            'max_num_steps = 9\noptm_warmup_steps = "x"',
+            'optm_warmup_steps = "x": give',
+        ),
         ('type = "grpo"', 'type = "dpo"', 'train.train_policy.type = "dpo"'),
         ("epoch = 15", "epoch = 15\nnon_text = true", "train.non_text"),
         ("optm_lr = 2e-6", 'optm_lr = "fast"', "train.optm_lr: Input should be a valid number"),
