@@ -35,7 +35,7 @@ from paceline_launcher.launch.child import (
     end_all,
 )
 from paceline_launcher.launch.fault_reports import FaultReports
-from paceline_launcher.launch.fleet_process import FleetProcess, State, is_leaving
+from paceline_launcher.launch.fleet_process import FleetProcess, State
 from paceline_launcher.launch.node_workers import (
     RANK,
     MeetingPoint,
@@ -149,8 +149,8 @@ class Fleet:
         self.at_work = {}
         for worker in workers:
             process = self.processes.get(worker.worker_id)
-            if process is not None and is_leaving(worker):
-                process.note_leaving(worker.pid)
+            if process is not None:
+                process.note(worker, now)
             waits = worker.role == ROLE_ROLLOUT and worker.version < 0 and not self.config.recorded
             if worker.state not in USEFUL or waits:
                 continue

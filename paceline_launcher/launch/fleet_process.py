@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import in_words
 from paceline.observe.fleet_file import ProcessRecord
 from paceline.observe.run_watcher import leader_status
+from paceline.process.kernel_state import kernel_state
 from paceline.process.lifetime import TRY_AGAIN
 from paceline.providers.base import GONE_OR_LEAVING
 from paceline.redis.leader_lease import release_dead
@@ -98,6 +99,26 @@ class FleetProcess:
             self.child = first
             self._fleet.restarts.stands(self.name)
         self.task = asyncio.create_task(self._tend(spec, first), name=f"tend {self.name}")
+
+    def note(self, worker: admin_pb2.WorkerStatus, now: float) -> None:
+        """Takes in what the ledger says of it, or of an earlier process of its name. One that is
+        dead for the ledger registers again, unless it hangs: then another one takes its place."""
+        if is_leaving(worker):
+            self.note_leaving(worker.pid)
+        child, limit_s = self.child, self._fleet.config.fleet.wedged_after_s
+        if child is None or child.pid != worker.pid:
+            return
+        if worker.state != "dead" or self.state is not State.RUNNING:
+            child.lost_since = None
+            return
+        child.lost_since = child.lost_since or now
+        state = kernel_state(child.pid)
+        # Who has stopped it may want to continue it.
+        if now - child.lost_since >= limit_s and state is not None and not state.stopped:
+            self._fleet.note(
+                f"{self.name} hangs: it has not come back for {limit_s:g} s, and is killed"
+            )
+            child.kill()
 
     def lived_s(self, now: float) -> float:
         """Seconds since its process began. A worker that has never been at work has not lived: it

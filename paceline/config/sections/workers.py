@@ -240,7 +240,8 @@ class FleetConfig(Section):
     """Seconds that a stop (Ctrl-C, SIGTERM, `paceline stop`) has to write a checkpoint; in half of
     it the open step may be committed. 0 stops the fleet at once."""
     wedged_after_s: Seconds = 300.0
-    """A busy worker whose main loop makes no progress for this many seconds is declared dead."""
+    """A busy worker whose main loop makes no progress for this many seconds is declared dead. One
+    that was declared dead and hangs for as long is killed and started again."""
     max_attempts: Annotated[
         Positive, Fixed("failed attempts of tasks under way are counted by it")
     ] = 3

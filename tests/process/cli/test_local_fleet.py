@@ -220,6 +220,30 @@ async def test_a_worker_that_fails_beside_one_that_works_is_never_given_up(
         assert not fleet.failed.done()
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["hangs", "stopped"])
+async def test_a_process_that_stays_dead_for_the_ledger_is_replaced(
+    tmp_path: Path, stopped: bool
+) -> None:
+    """It hangs, and would hold its devices for ever. One that somebody has stopped may go on."""
+    async with fleet_of(tmp_path, settings(rollout=1, wedged_after_s=0.05)) as (fleet, notes):
+        pid = worker_pids(fleet)["rollout-0"]
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+        status = desired(policy=1, rollout=1)
+        status.workers.add(worker_id="rollout-0", state="dead", pid=pid)
+        for _ in range(3):
+            await fleet.reconcile(status)
+            await asyncio.sleep(0.05)
+        if stopped:
+            assert psutil.pid_exists(pid) and notes == []
+            status.workers[0].state = "running"
+            await fleet.reconcile(status)
+            os.kill(pid, signal.SIGCONT)
+            return
+        await until(lambda: worker_pids(fleet).get("rollout-0", pid) != pid)
+        assert "rollout-0 hangs" in notes[0]
+
+
 async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Path) -> None:
     config = settings(rollout=2)
     gpus = MachineGpus(config, ("4", "5", "6"))
