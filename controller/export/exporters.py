@@ -46,6 +46,7 @@ class RunFiles(Drain[Item]):
         self._unopened = False  # the files could not be opened: what is recorded is discarded
         self._idle = threading.Event()
         self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
+        self._opened.set_running_or_notify_cancel()  # a leader that ends cancels its wait, not this
 
     async def opened(self) -> str | None:
         """Journal position at which the files end; None: they are empty."""

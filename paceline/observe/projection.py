@@ -18,6 +18,7 @@ events.jsonl.
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -236,6 +237,9 @@ class Projector:
         self._clean = Redactor(run_dir).value
         self._projection = Projection(self._clean)
         self._waiting: list[tuple[str, float, Sequence[Mapping[str, Any]]]] = []
+        self._asked: dict[int, list[tuple[str, float, Sequence[Mapping[str, Any]]]]] = {}
+        """Entries of questions that wait for the thread, by their lists' ids."""
+        self._beginnings: deque[tuple[Callable[[], Totals] | None, str]] = deque(maxlen=1)
         self._taking = threading.Lock()  # Entries reach the projection in their order
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="projection")
         self._glancing: asyncio.Task[Glance] | None = None
@@ -246,13 +250,19 @@ class Projector:
     def begin(self, totals: Callable[[], Totals] | None, position: str) -> bool:
         """Begins anew: from the run's file, and from the totals as of ``position``, which are read
         in the thread. Returns whether there is no such file, as on another machine than the
-        leader's."""
+        leader's. A controller that loses Redis again and again does so faster than a starved
+        thread reads: what waited for it is dropped, and only the newest beginning is read."""
         with self._taking:
-            self._waiting.clear()
-            self._submit(lambda: self._load(totals, position))
+            for entries in [self._waiting, *list(self._asked.values())]:
+                entries.clear()
+            self._beginnings.append((totals, position))
+            self._submit(self._load)
         return not (self._run_dir / "events.jsonl").is_file()
 
-    def _load(self, totals: Callable[[], Totals] | None, position: str) -> None:
+    def _load(self) -> None:
+        if not self._beginnings:
+            return  # a later one was read in the place of an earlier one
+        totals, position = self._beginnings.pop()
         self._projection = Projection(self._clean)
         self._projection.read_history(self._run_dir)
         if totals is not None:
@@ -272,10 +282,14 @@ class Projector:
         thread may ask."""
         with self._taking:
             entries, self._waiting = self._waiting, []
+            self._asked[id(entries)] = entries
 
             def answer() -> T:
-                for position, t, records in entries:
-                    self._projection.take(position, t, records)
+                try:
+                    for position, t, records in entries:
+                        self._projection.take(position, t, records)
+                finally:
+                    del self._asked[id(entries)]
                 return question(self._projection)
 
             return self._submit(answer)

@@ -50,6 +50,19 @@ async def test_a_leader_that_never_began_takes_no_files_from_its_successor(tmp_p
     assert positions(tmp_path) == ["1-0"]
 
 
+async def test_who_no_longer_waits_for_the_files_ends_nothing(tmp_path: Path) -> None:
+    """A leader was deposed while they were opened, and their thread died of it."""
+    files = RunFiles(tmp_path, may_write=lambda: True)
+    waits = asyncio.create_task(files.opened())
+    await asyncio.sleep(0)
+    waits.cancel()
+    await asyncio.wait([waits])
+    files.start()
+    files.record("1-0", 1.0, [ENDED])
+    files.close()
+    assert positions(tmp_path) == ["1-0"]
+
+
 async def test_files_that_a_deposed_leader_took_are_put_back(tmp_path: Path) -> None:
     """It was stopped in the middle of opening them, and woke up when its successor had opened
     them."""
