@@ -10,8 +10,8 @@ prompts x 8 completions, float32, AdamW, the same constant learning rate, no KL.
 GRPOTrainer runs in one process, with the generation of transformers and with vLLM in the process,
 each at 1 and at 2 threads, of which the better counts. Its AsyncGRPOTrainer runs beside a vLLM
 server, a thread each, with stand-ins for what needs a GPU in it (``async_trainer.py`` names them):
-with Paceline's lag of 2, with its own default of 4, and with a shorter queue, so that fewer samples
-grow too old in it. The fastest counts.
+with Paceline's lag of 2, with its own default of 4, and with that and fewer samples in flight, so
+that fewer grow too old. The fastest counts.
 Paceline runs ``paceline up`` with one controller, one policy replica, one rollout worker and Redis,
 with a durable journal and checkpoints. Clocks run from the end of the last warm-up step to the end
 of the last step, so none pays for imports and start-up. Held-out reward is measured afterwards,
@@ -57,7 +57,10 @@ TRL: dict[str, tuple[str, ...]] = {
     "TRL with vLLM, 2 threads": ("trl_trainer", "--threads", "2", "--engine", "vllm"),
     "TRL, asynchronous": ("async_trainer", "--threads", "1"),
     "TRL, asynchronous, its default lag of 4": ("async_trainer", "--threads", "1", "--lag", "4"),
-    "TRL, asynchronous, a queue of one step": ("async_trainer", "--threads", "1", "--queue", "256"),
+    "TRL, asynchronous, that and one step in flight": (
+        *("async_trainer", "--threads", "1", "--lag", "4"),
+        *("--in-flight", str(GROUPS * GROUP_SIZE)),
+    ),
 }
 PEERS = ("TRL, ", "TRL with vLLM, ", "TRL, asynchronous")
 """Beginnings of the names of a peer's rows; the first excludes the last."""

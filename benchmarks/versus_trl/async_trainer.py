@@ -45,7 +45,7 @@ def exact(completion_ids: list[list[int]], wanted: list[list[int]], **_: Any) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lag", type=int, default=2, help="max_staleness")
-    parser.add_argument("--queue", type=int, default=1024, help="samples that wait for the trainer")
+    parser.add_argument("--in-flight", type=int, default=-1, help="max_inflight_tasks")
     args = set_up(parser)
     from paceline.cuda_extensions import hide_cuda_extensions
 
@@ -212,7 +212,7 @@ def train(args: argparse.Namespace, url: str, scratch: Path) -> dict[str, Any]:
         lr_scheduler_type="constant",
         max_grad_norm=1.0,
         max_staleness=args.lag,
-        queue_maxsize=args.queue,
+        max_inflight_tasks=args.in_flight,
         weight_sync_steps=1,
         gradient_checkpointing=False,
         logging_strategy="no",
