@@ -59,7 +59,7 @@ class Child:
     log_offset: int = 0  # bytes of the log file before the start
     began: float = field(default_factory=time.monotonic)  # or when it was taken over
     worked: bool = False  # the ledger has seen its worker at work
-    lost_since: float | None = None  # the ledger has declared it dead, and it runs on
+    lost_s: float = 0.0  # for so long the ledger has said that it is dead, and it ran on
     signalled: bool = False
 
     @classmethod

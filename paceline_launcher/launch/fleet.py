@@ -57,6 +57,8 @@ FAREWELL_LIMIT_S = 2.0
 """Time to report to a controller how the workers of a stopping run have ended."""
 GONE = ("stopped", "dead")
 USEFUL = ("running", "spare")
+ABSENCE_S = 5.0
+"""Longest time between two statuses that counts in full."""
 
 
 @dataclass(eq=False)
@@ -85,6 +87,7 @@ class Fleet:
         """Controllers were killed as well, so that nothing can be reported any more."""
         self.at_work: dict[tuple[str, int], float] = {}
         """Since when each worker (name, process id) has been seen at work without a break."""
+        self.noted_at = time.monotonic()  # When the ledger last said how the workers are
         self.finished = False  # the run is over: a worker that exits with status 0 is done
         self.redis_url = ""
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -146,11 +149,13 @@ class Fleet:
     def _note(self, workers: Iterable[admin_pb2.WorkerStatus]) -> None:
         """Takes in which workers leave and which are at work: on this node and on others."""
         before, now = self.at_work, time.monotonic()
+        # Without controllers nobody can register: that time is held against no worker.
+        passed_s, self.noted_at = min(now - self.noted_at, ABSENCE_S), now
         self.at_work = {}
         for worker in workers:
             process = self.processes.get(worker.worker_id)
             if process is not None:
-                process.note(worker, now)
+                process.note(worker, passed_s)
             waits = worker.role == ROLE_ROLLOUT and worker.version < 0 and not self.config.recorded
             if worker.state not in USEFUL or waits:
                 continue

@@ -100,21 +100,22 @@ class FleetProcess:
             self._fleet.restarts.stands(self.name)
         self.task = asyncio.create_task(self._tend(spec, first), name=f"tend {self.name}")
 
-    def note(self, worker: admin_pb2.WorkerStatus, now: float) -> None:
-        """Takes in what the ledger says of it, or of an earlier process of its name. One that is
-        dead for the ledger registers again, unless it hangs: then another one takes its place."""
+    def note(self, worker: admin_pb2.WorkerStatus, passed_s: float) -> None:
+        """Takes in what the ledger says of it, or of an earlier process of its name, ``passed_s``
+        after the last time. One that is dead for the ledger registers again, unless it hangs: then
+        another one takes its place."""
         if is_leaving(worker):
             self.note_leaving(worker.pid)
         child, limit_s = self.child, self._fleet.config.fleet.wedged_after_s
         if child is None or child.pid != worker.pid:
             return
         if worker.state != "dead" or self.state is not State.RUNNING:
-            child.lost_since = None
+            child.lost_s = 0.0
             return
-        child.lost_since = child.lost_since or now
+        child.lost_s += passed_s
         state = kernel_state(child.pid)
         # Who has stopped it may want to continue it.
-        if now - child.lost_since >= limit_s and state is not None and not state.stopped:
+        if child.lost_s >= limit_s and state is not None and not state.stopped:
             self._fleet.note(
                 f"{self.name} hangs: it has not come back for {limit_s:g} s, and is killed"
             )

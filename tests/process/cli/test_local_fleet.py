@@ -244,6 +244,19 @@ async def test_a_process_that_stays_dead_for_the_ledger_is_replaced(
         assert "rollout-0 hangs" in notes[0]
 
 
+async def test_time_without_controllers_is_held_against_no_worker(tmp_path: Path) -> None:
+    """It could not register: the first status after them says that it is dead."""
+    async with fleet_of(tmp_path, settings(rollout=1, wedged_after_s=60.0)) as (fleet, notes):
+        pid = worker_pids(fleet)["rollout-0"]
+        status = desired(policy=1, rollout=1)
+        status.workers.add(worker_id="rollout-0", state="dead", pid=pid)
+        for _ in range(2):
+            await fleet.reconcile(status)
+            fleet.noted_at -= 3600.0
+        await fleet.reconcile(status)
+        assert notes == [] and worker_pids(fleet)["rollout-0"] == pid
+
+
 async def test_a_worker_without_a_free_gpu_waits_until_one_is_free(tmp_path: Path) -> None:
     config = settings(rollout=2)
     gpus = MachineGpus(config, ("4", "5", "6"))
