@@ -1,4 +1,4 @@
-"""How long the demo takes, and what it learns: ``make demo``, after the set-up.
+"""Time and result of the demo: ``make demo``, after the set-up.
 
     python -m benchmarks.demo
 
